@@ -2,9 +2,10 @@
 
 Needs the CUDA build of torch and numpy; other packages that the machine lacks (highspy, which plans; pytest, for the
 first part) come from a folder of wheels, `--wheels FOLDER`, as nothing is fetched. Runs `pytest -m gpu`, measures the
-link, memory beside the simulation for many models, and step times beside plain training and the peers. The parts run
-in the order in which they are wanted, each in a process of its own with a limit of its own, and tell what they find as
-they find it; the file is written anew after each part, so that a run that is cut short leaves what it has. It is
+link, memory beside the simulation for many models, and step times beside plain training and the peers. Groups of parts
+run in the order in which they are wanted. Each part has its own process and its own limit, and tells what it finds as
+it finds it. The parts of a group run at once; steps that are timed run alone on the GPU (gpu_turns.py). The file is
+written anew after each group, so that a run that is cut short leaves what it has. It is
 benchmarks/results/gpu_<machine>_<date>.json. On the rig, where kernels do nothing, all of it runs, every case says
 "measured": false without any times, and nothing is written unless --out names a file.
 """
@@ -23,11 +24,13 @@ import tempfile
 import time
 import zipfile
 from collections.abc import Callable, Iterator, Mapping, Sequence
+from concurrent.futures import ThreadPoolExecutor
 from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+from benchmarks.gpu_turns import TURNS
 from benchmarks.peaks import ALL
 
 ROOT = Path(__file__).resolve().parent.parent
@@ -59,8 +62,6 @@ METHODS = (
 )
 LATER = ("compiled, memory budget 0.5",)
 """Ways to train: those that take least time first; a minute for the compiler is there once the others have run."""
-COMPILED_LAST = ("resnet50", "unet3d")
-"""Cases that the compiler sees at the very end."""
 SEARCHED: dict[str, dict[str, Any]] = {"resnet50": {}, "unet3d": {"batch": 1, "base": 16}}
 """Cases whose largest batch or resolution is searched, and what differs from their own settings."""
 MORE_MODELS: dict[str, dict[str, Any]] = {
@@ -72,8 +73,10 @@ MORE_MODELS: dict[str, dict[str, Any]] = {
     "llama_1b": {"batch": 1, "tokens": 512, "layers": 4},
 }
 """Cases of benchmarks/planning/models.py whose memory is put beside the simulation, after those of tests/fakecuda."""
-MODELS_AT_ONCE = 7
+MODELS_AT_ONCE = 4
 """Whose memory one process looks at."""
+TESTS_S = 110
+"""Of each file of tests."""
 Report = dict[str, Any]
 Told = tuple[list[str], Report]
 """Where in the report something goes, and what."""
@@ -102,12 +105,17 @@ def main() -> None:
     options.add_argument(
         "--limit", type=int, default=LIMIT_S, help="seconds for all; above the default, parts may take more too"
     )
+    options.add_argument(
+        "--only", nargs="+", default=[], help="parts to run, as named in took_s: facts memory steps ..."
+    )
     given = options.parse_args()
     with tempfile.TemporaryDirectory() as folder:
         if given.wheels:
             unpacked(given.wheels, Path(folder))
         environment = environment_with(Path(folder))
-        report = measured(given.small, given.limit, given.out, lambda part, limit_s: run(part, limit_s, environment))
+        report = measured(
+            given.small, given.limit, given.out, lambda part, limit_s: run(part, limit_s, environment), given.only
+        )
     print(summary(report))
 
 
@@ -124,40 +132,59 @@ def unpacked(wheels: Path, folder: Path) -> None:
 def environment_with(folder: Path) -> dict[str, str]:
     """Of the processes of all parts: the wheels come before what this Python has itself."""
     path = os.pathsep.join(filter(None, (str(ROOT / "src"), str(ROOT), os.environ.get("PYTHONPATH"), str(folder))))
-    return {**os.environ, "PYTHONPATH": path, "KINETO_LOG_LEVEL": "5"}
+    return {**os.environ, "PYTHONPATH": path, "KINETO_LOG_LEVEL": "5", TURNS: str(folder / "turns")}
 
 
-def measured(small: bool, limit_s: int, out: Path | None, look: Callable[[Part, float], Iterator[Told]]) -> Report:
-    """All parts that there is time for, in order; the file is written after each.
+def measured(
+    small: bool,
+    limit_s: int,
+    out: Path | None,
+    look: Callable[[Part, float], Iterator[Told]],
+    only: Sequence[str] = (),
+) -> Report:
+    """All parts that there is time for, in order; the file is written after each group.
 
     Args:
         small: small settings of all cases.
         limit_s: for all of it.
         out: file to write; None for the usual one, of a GPU only.
         look: runs a part for so many seconds at most, and gives what it tells.
+        only: names of the parts that are wanted, by the first of their group; empty for all.
     """
     until = time.monotonic() + limit_s
-    report: Report = {"version": 2, "date": f"{datetime.date.today():%Y-%m-%d}", "small": small, "measured": False}
-    for part in parts(small, report):
+    report: Report = {"version": 3, "date": f"{datetime.date.today():%Y-%m-%d}", "small": small, "measured": False}
+
+    def looked(part: Part) -> tuple[list[Told], float]:
         begin_s = time.monotonic()
         left_s = until - begin_s
         told = look(part, min(part.limit_s * max(1, limit_s / LIMIT_S), left_s)) if left_s > LEAST_S else iter(())
-        missing = list(part.expects)
-        why = f"no time: {left_s:.0f} s left"
-        for place, found in told:
-            why = found.get("not_run", "ended before")
-            if place:
-                put(report, place, found)
-                missing = [each for each in missing if list(each) != place]
-        for place in missing:
-            put(report, list(place), {"not_run": why})
-        name, took_s = " ".join(part.arguments[:2]), report.setdefault("took_s", {})
-        took_s[name] = round(took_s.get(name, 0.0) + time.monotonic() - begin_s, 1)
+        return list(told) or [([], {"not_run": f"no time: {left_s:.0f} s left"})], time.monotonic() - begin_s
+
+    for group in groups(small, report):
+        if only and group[0].arguments[0] not in only:
+            continue
+        with ThreadPoolExecutor(len(group)) as pool:
+            for part, (told, took_s) in zip(group, pool.map(looked, group), strict=True):
+                _put_all(report, part, told, took_s)
         report["measured"] = bool(report.get("machine", {}).get("is_gpu"))
         path = out or (_path(report) if report["measured"] else None)
         if path:
             _write(path, report)
     return report
+
+
+def _put_all(report: Report, part: Part, told: Sequence[Told], took_s: float) -> None:
+    """What a part told, why it told no more, and its time."""
+    missing, why = list(part.expects), "ended before"
+    for place, found in told:
+        why = found.get("not_run", "ended before")
+        if place:
+            put(report, place, found)
+            missing = [each for each in missing if list(each) != place]
+    for place in missing:
+        put(report, list(place), {"not_run": why})
+    name, took = " ".join(part.arguments[:2]), report.setdefault("took_s", {})
+    took[name] = round(took.get(name, 0.0) + took_s, 1)
 
 
 def put(report: Report, place: Sequence[str], found: Report) -> None:
@@ -182,33 +209,51 @@ def _path(report: Report) -> Path:
     return ROOT / "benchmarks" / "results" / f"gpu_{name}{small}_{datetime.date.today():%Y%m%d}.json"
 
 
-def parts(small: bool, report: Report) -> Iterator[Part]:
-    """All parts, those first that are wanted most. Later ones look at what the report has by then."""
-    yield Part(limit_s=40, arguments=("facts",), expects=(("machine",),))
-    yield Part(limit_s=110, arguments=("tests",), expects=(("tests",),))
-    yield Part(limit_s=30, arguments=("link",), expects=(("link",),))
+def groups(small: bool, report: Report) -> Iterator[list[Part]]:
+    """Groups of parts, those first that are wanted most. Later ones look at what the report has by then."""
+    yield [Part(limit_s=40, arguments=("facts",), expects=(("machine",),))]
+    yield [Part(limit_s=TESTS_S, arguments=("tests", file), expects=(("tests", file),)) for file in test_files()]
+    yield [Part(limit_s=30, arguments=("link",), expects=(("link",),))]
     cases = SMALL if small else LARGE
-    yield from _steps(METHODS, 90, cases, report)
-    yield Part(limit_s=30, arguments=("direct",), expects=(("direct",),))
-    names = memory_models()[: MODELS_AT_ONCE if small else None]
-    for at in range(0, len(names), MODELS_AT_ONCE):
-        group = names[at : at + MODELS_AT_ONCE]
-        yield Part(limit_s=75, arguments=("memory", *group), expects=tuple(("memory", name) for name in group))
-    yield from _steps(LATER, 75, {name: case for name, case in cases.items() if name not in COMPILED_LAST}, report)
-    for name, within in ((name, within) for name in SEARCHED for within in ("plain", "within")):
-        settings = json.dumps({"resolution": 128} if small and name == "resnet50" else SEARCHED[name])
-        limit_bytes = str(1 << 30 if small else 8 << 30)
-        arguments = ("largest", name, within, settings, limit_bytes)
-        yield Part(limit_s=50, arguments=arguments, expects=(("largest", name, within),))
-    yield from _steps(LATER, 75, {name: cases[name] for name in COMPILED_LAST}, report)
+    yield _steps(METHODS, 240, cases, report)
+    yield [_memory_part(group) for group in batched(memory_models(), MODELS_AT_ONCE)]
+    yield [Part(limit_s=30, arguments=("direct",), expects=(("direct",),))]
+    yield _steps(LATER, 120, cases, report)
+    yield [
+        _largest_part(name, within, settings, small)
+        for name, settings in SEARCHED.items()
+        for within in ("plain", "within")
+    ]
 
 
-def _steps(methods: Sequence[str], limit_s: int, cases: Mapping[str, Report], report: Report) -> Iterator[Part]:
+def test_files() -> list[str]:
+    """Files of tests that need a GPU."""
+    return sorted(path.name for path in (ROOT / "tests" / "gpu").glob("test_*.py"))
+
+
+def _memory_part(names: Sequence[str]) -> Part:
+    return Part(limit_s=120, arguments=("memory", *names), expects=tuple(("memory", name) for name in names))
+
+
+def _largest_part(name: str, within: str, settings: Report, small: bool) -> Part:
+    told = json.dumps({"resolution": 128} if small and name == "resnet50" else settings)
+    arguments = ("largest", name, within, told, str(1 << 30 if small else 8 << 30))
+    return Part(limit_s=90, arguments=arguments, expects=(("largest", name, within),))
+
+
+def _steps(methods: Sequence[str], limit_s: int, cases: Mapping[str, Report], report: Report) -> list[Part]:
+    parts: list[Part] = []
     for name, settings in cases.items():
         plain = report.get("steps", {}).get(name, {}).get("plain", {}).get("reserved_bytes", 0)
         expects = tuple(("steps", name, method) for method in methods)
         arguments = ("steps", name, json.dumps(settings), str(plain), *methods)
-        yield Part(limit_s=limit_s, arguments=arguments, expects=expects)
+        parts.append(Part(limit_s=limit_s, arguments=arguments, expects=expects))
+    return parts
+
+
+def batched(names: Sequence[str], size: int) -> list[Sequence[str]]:
+    """Groups of so many, the last one of what is left."""
+    return [names[at : at + size] for at in range(0, len(names), size)]
 
 
 def memory_models() -> list[str]:
@@ -255,8 +300,9 @@ def summary(report: Report) -> str:
     """A few lines for people."""
     machine = report.get("machine", {})
     lines = [f"{machine.get('gpu', 'unknown')}: " + ("measured" if report["measured"] else "not measured: no GPU")]
-    tests = report.get("tests", {})
-    lines.append(f"tests: exit code {tests.get('exit_code')}, {tests.get('tail', '').strip().splitlines()[-1:]}")
+    lines += [
+        f"{name}: exit code {found.get('exit_code')}, {_last(found)}" for name, found in report.get("tests", {}).items()
+    ]
     for name, methods in report.get("steps", {}).items():
         plain_ns = methods.get("plain", {}).get("step_ns")
         lines += [f"{name}, {method}: {_step(found, plain_ns)}" for method, found in methods.items()]
@@ -266,6 +312,10 @@ def summary(report: Report) -> str:
     lines.append(f"to the disk past the host: {_direct(report.get('direct', {}))}")
     lines += [f"memory of {name}: {_memory(found)}" for name, found in report.get("memory", {}).items()]
     return "\n".join(lines)
+
+
+def _last(found: Report) -> str:
+    return (found.get("tail", "").strip().splitlines() or [found.get("not_run", "")])[-1]
 
 
 def _step(found: Report, plain_ns: int | None) -> str:

@@ -5,12 +5,12 @@ What is found is told at once, as a line with its place in the report: whoever e
 
 from __future__ import annotations
 
-import ctypes
 import gc
 import json
 import statistics
 import subprocess
 import sys
+import threading
 import time
 from collections.abc import Callable
 from contextlib import AbstractContextManager, nullcontext
@@ -23,8 +23,10 @@ import elbowroom as er
 from benchmarks.gpu import MORE_MODELS, ROOT, Report
 from benchmarks.gpu_direct import direct
 from benchmarks.gpu_peers import PEERS, Absent, around_steps, largest, trained
+from benchmarks.gpu_turns import turn
 from benchmarks.planning.models import setup_of
 from benchmarks.results import commit
+from elbowroom.run.background_planning import THREAD_NAME
 from elbowroom.run.room import run_of
 from tests.fakecuda.within import plain, within
 from tests.fakecuda.within_models import MODELS
@@ -32,7 +34,11 @@ from tests.fakecuda.within_models import MODELS
 STEPS = 5
 """Timed steps of each method, after those that elbowroom needs to observe and plan."""
 WARM = 4
+WARM_WITHIN = 10
+"""Steps within a budget before the timed ones: recomputes are learnt and proven in the first six."""
 TESTS_S = 100
+STEPS_WITHIN = 8
+"""Steps in which the memory within a budget is looked at: the last one is of the plan with all its recomputes."""
 TRIES = 3
 """Budgets before the one whose refusal is told."""
 NO_GPU = {"not_run": "not measured: this is no GPU"}
@@ -57,20 +63,30 @@ def facts() -> None:
 
     properties = torch.cuda.get_device_properties(0)
     versions = {"torch": torch.__version__, "numpy": numpy.__version__, "python": sys.version.split()[0]}
-    found = {"gpu": properties.name, "is_gpu": is_gpu(), "total_bytes": properties.total_memory}
+    found = {"gpu": properties.name, "is_gpu": is_gpu(), "total_bytes": properties.total_memory, **outside()}
     tell(["machine"], {**found, "versions": {**versions, "commit": commit()}})
 
 
-def tests() -> None:
-    """What `pytest -m gpu` says."""
-    command = [sys.executable, "-m", "pytest", "-q", "-m", "gpu", "-p", "no:cacheprovider", "tests/gpu"]
+def outside() -> Report:
+    """What the driver and the libraries take beside PyTorch's allocator."""
+    from elbowroom.capture.outside_probe import measure_outside
+
+    try:
+        return measure_outside()._asdict() if is_gpu() else {}
+    except er.UsageError as problem:
+        return {"outside": str(problem)}
+
+
+def tests(file: str) -> None:
+    """What `pytest -m gpu` says of a file of tests/gpu."""
+    command = [sys.executable, "-m", "pytest", "-q", "-m", "gpu", "-p", "no:cacheprovider", f"tests/gpu/{file}"]
     try:
         done = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, timeout=TESTS_S, check=False)
     except subprocess.TimeoutExpired as cut:
         said = (cut.stdout or b"").decode("utf-8", "replace")
-        tell(["tests"], {"exit_code": None, "tail": f"{said[-1500:]}\nended after {TESTS_S} s"})
+        tell(["tests", file], {"exit_code": None, "tail": f"{said[-1500:]}\nended after {TESTS_S} s"})
     else:
-        tell(["tests"], {"exit_code": done.returncode, "tail": (done.stdout + done.stderr)[-1500:]})
+        tell(["tests", file], {"exit_code": done.returncode, "tail": (done.stdout + done.stderr)[-1500:]})
 
 
 def link() -> None:
@@ -102,24 +118,26 @@ def _memory_of(make: Callable[[], Callable[[], Any]]) -> Report:
     kept = plain(make())
     gc.collect()
     torch.cuda.empty_cache()
-    before_bytes, nvml_before_bytes = used_bytes() - torch.cuda.memory_reserved(), nvml_used_bytes()
-    run = in_budget(lambda budget_bytes: within(make(), budget_bytes, 6), int(0.75 * kept[1]))
-    last, nvml_after_bytes = run["steps"][-1], nvml_used_bytes()
+    run = in_budget(
+        lambda budget_bytes: within(make(), budget_bytes, STEPS_WITHIN, wait_for_plans), int(0.75 * kept[1])
+    )
+    last = run["steps"][-1]
     return {
+        "plain_allocated_bytes": kept[0],
         "plain_reserved_bytes": kept[1],
         "budget_bytes": run["budget_bytes"],
         **{key: run[key] for key in ("refused_bytes",) if key in run},
         "simulated": run["simulated"],
         "allocator": {"allocated": last["allocated"], "reserved": last["reserved"]},
-        "driver_bytes": used_bytes() - before_bytes,
-        "nvml_bytes": None if None in (nvml_before_bytes, nvml_after_bytes) else nvml_after_bytes - nvml_before_bytes,  # pyright: ignore[reportOptionalOperand]
         "pinned_bytes": last["pinned"],
     }
 
 
-def used_bytes() -> int:
-    free_bytes, total_bytes = torch.cuda.mem_get_info()
-    return total_bytes - free_bytes
+def wait_for_plans() -> None:
+    """Plans that are being made beside the training are made when this returns."""
+    for thread in threading.enumerate():
+        if thread.name == THREAD_NAME:
+            thread.join()
 
 
 def steps(name: str, settings: str, plain_bytes: str, *methods: str) -> None:
@@ -171,7 +189,7 @@ def _timed_room(name: str, settings: Report, budget_bytes: int) -> Report:
     with torch.device("cuda"):  # to fill a model on the host takes longer than to train it
         step = setup_of(name, **settings)()
     with er.within(budget_bytes) as room:
-        found = timed(step)
+        found = timed(step, warm=WARM_WITHIN)
         line, pinned_bytes = room.simulated, run_of(room).pinned_bytes
     assert line is not None
     return {
@@ -184,20 +202,22 @@ def _timed_room(name: str, settings: Report, budget_bytes: int) -> Report:
     }
 
 
-def timed(step: Callable[[], object], around: Around = nullcontext) -> Report:
+def timed(step: Callable[[], object], around: Around = nullcontext, warm: int = WARM) -> Report:
     """Steps after the warm ones, each in a context: the peaks, and where kernels do anything the median time."""
-    for _ in range(WARM):
-        with around():
+    for _ in range(warm):
+        with turn(alone=False), around():
             step()
-    torch.cuda.synchronize()
+            torch.cuda.synchronize()
+        wait_for_plans()
     torch.cuda.reset_peak_memory_stats()
     took_ns: list[int] = []
-    for _ in range(STEPS):
-        start_ns = time.perf_counter_ns()
-        with around():
-            step()
-        torch.cuda.synchronize()
-        took_ns.append(time.perf_counter_ns() - start_ns)
+    with turn(alone=True):
+        for _ in range(STEPS):
+            start_ns = time.perf_counter_ns()
+            with around():
+                step()
+            torch.cuda.synchronize()
+            took_ns.append(time.perf_counter_ns() - start_ns)
     peaks = {
         "allocated_bytes": torch.cuda.max_memory_allocated(),
         "reserved_bytes": torch.cuda.max_memory_reserved(),
@@ -211,24 +231,6 @@ def searched(name: str, within_or_plain: str, settings: str, limit_bytes: str) -
     """The largest batch or resolution: see benchmarks.gpu_peers."""
     for found in largest(name, within_or_plain, settings, limit_bytes):
         tell(["largest", name, within_or_plain], {"measured": is_gpu(), **found})
-
-
-def nvml_used_bytes() -> int | None:
-    """What the driver's own library says is in use on the first device, by all processes; None where it is silent."""
-
-    class Memory(ctypes.Structure):
-        _fields_ = (("total", ctypes.c_ulonglong), ("free", ctypes.c_ulonglong), ("used", ctypes.c_ulonglong))
-
-    try:
-        library, handle, memory = ctypes.CDLL("libnvidia-ml.so.1"), ctypes.c_void_p(), Memory()
-        asked = (
-            library.nvmlInit_v2(),
-            library.nvmlDeviceGetHandleByIndex_v2(0, ctypes.byref(handle)),
-            library.nvmlDeviceGetMemoryInfo(handle, ctypes.byref(memory)),
-        )
-    except (OSError, AttributeError):
-        return None
-    return None if any(asked) else int(memory.used)
 
 
 PARTS: dict[str, Callable[..., None]] = {

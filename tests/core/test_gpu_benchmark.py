@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import os
 import sys
+import threading
 import zipfile
 from collections.abc import Iterator
 from pathlib import Path
@@ -33,7 +34,8 @@ def test_every_part_tells_its_place_and_what_is_wanted_most_comes_first(tmp_path
     )
     # then
     names = [part.arguments[0] for part in asked]
-    assert names[:4] == ["facts", "tests", "link", "steps"]
+    files = len(gpu.test_files())
+    assert names[: 3 + files] == ["facts", *["tests"] * files, "link", "steps"]
     assert list(report["steps"]) == list(gpu.SMALL)
     assert list(report["steps"]["resnet50"]) == [*gpu.METHODS, *gpu.LATER]
     assert report == json.loads((tmp_path / "out.json").read_text())
@@ -45,7 +47,8 @@ def test_every_part_tells_its_place_and_what_is_wanted_most_comes_first(tmp_path
 def test_more_than_twenty_models_have_their_memory_looked_at() -> None:
     # 15 of tests/fakecuda and 6 of the planning benchmark
     assert len(gpu.memory_models()) == 21
-    named = [name for part in gpu.parts(False, {}) if part.arguments[0] == "memory" for name in part.arguments[1:]]
+    parts = [part for group in gpu.groups(False, {}) for part in group]
+    named = [name for part in parts if part.arguments[0] == "memory" for name in part.arguments[1:]]
     assert named == gpu.memory_models()
 
 
@@ -54,6 +57,21 @@ def test_later_parts_get_what_plain_training_reserves(tmp_path: Path) -> None:
     gpu.measured(True, 520, tmp_path / "out.json", lambda part, left: (asked.append(part), answers(part, left))[1])
     later = [part.arguments for part in asked if part.arguments[0] == "steps" and part.arguments[4] == gpu.LATER[0]]
     assert [arguments[3] for arguments in later] == ["100"] * len(gpu.SMALL)
+
+
+def test_parts_of_a_group_are_looked_at_at_once(tmp_path: Path) -> None:
+    # given parts of which each waits until all cases have begun
+    begun = threading.Barrier(len(gpu.SMALL), timeout=20)
+
+    def together(part: Part, left_s: float) -> Iterator[Told]:
+        begun.wait()
+        yield from answers(part, left_s)
+
+    # when only steps are wanted
+    report = gpu.measured(True, 520, tmp_path / "out.json", together, only=["steps"])
+    # then
+    assert list(report["steps"]) == list(gpu.SMALL)
+    assert "memory" not in report
 
 
 def test_a_part_that_ends_early_says_so_in_each_place_that_it_left_empty(tmp_path: Path) -> None:
@@ -91,7 +109,7 @@ def test_no_part_begins_once_the_time_is_up_and_the_file_has_those_before(
     report = json.loads((tmp_path / "out.json").read_text())
     assert asked == ["facts"]
     assert report["machine"]["gpu"] == "Some GPU"
-    assert report["tests"] == {"not_run": "no time: 5 s left"}
+    assert report["link"] == {"not_run": "no time: 5 s left"}
     assert report["took_s"]["facts"] == 515
 
 

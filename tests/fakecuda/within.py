@@ -50,14 +50,21 @@ def _planned_bytes(run: TrainingRun) -> int:
     return 0 if schedule is None else sum(schedule.saved[n][0] for n in schedule.swapped if n < len(schedule.saved))
 
 
-def within(step: Callable[[], Any], budget: str | int | None, steps: int, **options: Any) -> Figures:
-    """What each step did and what is left in the end."""
+def within(
+    step: Callable[[], Any],
+    budget: str | int | None,
+    steps: int,
+    between: Callable[[], None] = lambda: None,
+    **options: Any,
+) -> Figures:
+    """What each step did and what is left in the end; something may be done after each step."""
     found: Figures = {"steps": [], "budget_bytes": 0}
     with er.within(budget, **options) as room:
         for _ in range(steps):
             peaks()
             step()
             allocated, reserved = peaks()
+            between()
             tier: Any = run_of(room)._executor.tier
             found["steps"].append(
                 {

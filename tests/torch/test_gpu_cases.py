@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import ctypes
 import sys
 from typing import Any
 
@@ -15,43 +14,6 @@ from benchmarks.gpu_peers import Absent, around_steps, blocks_of, search
 from benchmarks.planning.nets.dense import UNet3d
 from benchmarks.planning.nets.images import ResNet
 from benchmarks.planning.nets.text import Gpt2
-
-
-class Driver:
-    """Stands in for the driver's own library."""
-
-    def __init__(self, code: int = 0) -> None:
-        self.code = code
-
-    def nvmlInit_v2(self) -> int:
-        return 0
-
-    def nvmlDeviceGetHandleByIndex_v2(self, index: int, handle: Any) -> int:
-        assert index == 0
-        assert isinstance(handle._obj, ctypes.c_void_p)
-        return 0
-
-    def nvmlDeviceGetMemoryInfo(self, handle: Any, memory: Any) -> int:
-        memory._obj.used = 3 << 30
-        return self.code
-
-
-def test_the_drivers_library_says_what_is_in_use(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(ctypes, "CDLL", lambda name: Driver() if name == "libnvidia-ml.so.1" else None)
-    assert gpu_cases.nvml_used_bytes() == 3 << 30
-
-
-def test_an_error_of_the_drivers_library_is_no_answer(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(ctypes, "CDLL", lambda name: Driver(code=15))
-    assert gpu_cases.nvml_used_bytes() is None
-
-
-def test_without_the_drivers_library_nothing_is_said(monkeypatch: pytest.MonkeyPatch) -> None:
-    def missing(name: str) -> None:
-        raise OSError(f"{name}: cannot open shared object file")
-
-    monkeypatch.setattr(ctypes, "CDLL", missing)
-    assert gpu_cases.nvml_used_bytes() is None
 
 
 def test_checkpoints_go_around_the_blocks_of_a_model() -> None:

@@ -30,6 +30,7 @@ from tests.torch.helpers import (
     mean_square,
     mlp,
     moved_as_planned,
+    needs,
     ordinary,
     seeded,
     train,
@@ -88,6 +89,24 @@ def test_steps_are_bit_equal_and_peak_where_simulated(name: str) -> None:
     simulated, measured = room.simulated.peak_allocated_bytes, room.measured.peak_allocated_bytes
     assert measured <= budget
     assert abs(simulated - measured) <= 0.01 * measured
+
+
+def test_parameters_alone_leave_where_the_optimizer_has_no_states() -> None:
+    # given an optimizer whose parts have no states, and so many samples that backward is the peak
+    def setup() -> Training:
+        model = mlp(96, 8)
+        optimizer = torch.optim.SGD(model.parameters(), lr=1e-2, foreach=True)
+        return ordinary(model, torch.randn(2048, 96), optimizer=optimizer)
+
+    plain = train(setup, STEPS)
+    all_there = needs(setup)[1]
+    # when what leaves is parameters only, below that peak by three of their eight layers of 36 KiB
+    with er.within(all_there - 3 * 96 * 96 * 4, min_size=MIN_SIZE_BYTES, allow=("state", "parameter")) as room:
+        inside = finish(seeded(setup), STEPS)
+    # then the plan is followed, by the operators of the optimizer's step too
+    assert_equal(inside, plain)
+    assert moved_as_planned(room) == {"parameter"}
+    assert [(step.mode, step.mismatches) for step in room.steps[-2:]] == [("plan", 0)] * 2
 
 
 class Block(nn.Module):

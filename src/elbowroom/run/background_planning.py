@@ -21,6 +21,7 @@ from elbowroom.run.step_kinds import StepKind
 
 PATIENCE_S = 2.0
 """Seconds that a training waits for a plan."""
+THREAD_NAME = "elbowroom planning"
 
 Then = Callable[[Callable[[], Any]], StepKind | None]
 """Applies the result of planning: a call of its argument returns the result, or raises its error."""
@@ -89,7 +90,7 @@ class _Making(Thread):
     """Thread that starts its work at once, and keeps the result."""
 
     def __init__(self, work: Callable[[], Any]) -> None:
-        super().__init__(name="elbowroom planning", daemon=True)
+        super().__init__(name=THREAD_NAME, daemon=True)
         self._work = work
         self._found: Any = None
         self._error: BaseException | None = None

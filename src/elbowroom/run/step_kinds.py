@@ -218,6 +218,7 @@ def known_of(trace: Trace, course: Course, machine: Machine, budget_bytes: int) 
     whole_bytes = max(course.peak_bytes, peak_in_one_go(last_step(trace)))
     # With a limit of the allocator, a step has to run exactly as it was simulated.
     needs_parts = schedule.carried or schedule.gradients or course.at_limit or whole_bytes > budget_bytes
+    needs_parts = needs_parts or schedule.uses  # which number the operators of the parts
     in_parts = has_parts(trace) and bool(needs_parts)
     chosen = chosen_of(trace, course.plan)
     return StepKind(trace, course, schedule, machine, refined=False, in_parts=in_parts, chosen=chosen)
