@@ -109,6 +109,26 @@ def test_parameters_alone_leave_where_the_optimizer_has_no_states() -> None:
     assert [(step.mode, step.mismatches) for step in room.steps[-2:]] == [("plan", 0)] * 2
 
 
+def test_convolutions_whose_weights_are_away_are_recorded_with_their_operations() -> None:
+    # given three convolutions, and a batch of another size once their weights are away
+    def setup() -> Training:
+        model = nn.Sequential(*(nn.Conv2d(24, 24, 3, padding=1) for _ in range(3)))
+        batches = [torch.randn(1 if number < STEPS - 2 else 2, 24, 8, 8) for number in range(STEPS)]
+        optimizer = torch.optim.SGD(model.parameters(), lr=1e-2)
+        return by_loss(lambda number: mean_square(model(batches[number])), model, optimizer)
+
+    plain = train(setup, STEPS)
+    # when its step is observed
+    inside, room = all_away(setup)
+    # then
+    assert_equal(inside, plain)
+    assert room.trace is not None
+    counted = [op.flops for op in room.trace.ops if op.name == "aten.convolution_backward"]
+    # two products of 2 x 24 x 8 x 8 results by 24 x 3 x 3, and one in the first layer, whose input needs no gradient
+    once = 2 * (2 * 24 * 8 * 8) * (24 * 3 * 3)
+    assert counted[-3:] == [2 * once, 2 * once, once]
+
+
 class Block(nn.Module):
     """Attention and an MLP, without dropout."""
 

@@ -226,7 +226,7 @@ def known_of(trace: Trace, course: Course, machine: Machine, budget_bytes: int) 
 
 def has_parts(trace: Trace) -> bool:
     """Return whether optimizers' steps were carried out in parts."""
-    return any(part.kind != "use" for part in trace.parts)
+    return any(part.kind == "optimizer" for part in trace.parts)
 
 
 def lower_bytes(known: StepKind) -> dict[TierName, int]:

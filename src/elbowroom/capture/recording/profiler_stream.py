@@ -244,8 +244,10 @@ def _op(event: Any, node: int | None, device: torch.device) -> OpSeen | None:
 
 
 def _argument(argument: Any) -> tuple[int, ...] | bool | None:
-    if address_of(argument):
-        return tuple(argument.sizes)
+    """Return the shape of a tensor, also of one whose bytes are away when its op begins; or a flag."""
+    sizes = getattr(argument, "sizes", None)
+    if sizes is not None:
+        return tuple(sizes)
     return argument if isinstance(argument, bool) else None
 
 
