@@ -22,6 +22,8 @@ from elbowroom.step.last_step import last_step
 from elbowroom.trace import Trace
 from tests.core.build import Build, machine
 
+pytestmark = pytest.mark.long
+
 RATES = st.sampled_from([10**7, 10**9, 10**10])
 
 

@@ -20,6 +20,8 @@ from elbowroom.step.last_step import last_step
 from elbowroom.trace import Remark
 from tests.fakecuda.within_models import MODELS
 
+pytestmark = pytest.mark.long
+
 MIB = 2**20
 GPU = er.Machine.of("a100-40gb")
 QUESTION = Question(

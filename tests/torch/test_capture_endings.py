@@ -25,6 +25,8 @@ from elbowroom.errors import CaptureError
 from elbowroom.machine import Machine
 from elbowroom.trace import Trace
 
+pytestmark = pytest.mark.long
+
 A100 = Machine.of("a100-40gb")
 TRAINING = """
 import sys, torch

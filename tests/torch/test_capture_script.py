@@ -13,6 +13,8 @@ from elbowroom.capture.script.find_module import module_file
 from elbowroom.errors import CaptureError, UsageError
 from elbowroom.machine import Machine
 
+pytestmark = pytest.mark.long
+
 A100 = Machine.of("a100-40gb")
 
 TRAINING = """

@@ -20,6 +20,8 @@ from elbowroom.run.room import Room, run_of
 from elbowroom.units import parse_budget
 from tests.fakecuda.within_models import MODELS
 
+pytestmark = pytest.mark.long
+
 GPU = er.Machine.of("a100-40gb")
 MIB = 2**20
 

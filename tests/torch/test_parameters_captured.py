@@ -20,7 +20,7 @@ from elbowroom.simulate.simulate import simulate
 from elbowroom.step.last_step import last_step
 from elbowroom.step.moves import moves_of
 
-pytestmark = pytest.mark.timeout(300)  # each least budget is searched for
+pytestmark = [pytest.mark.long, pytest.mark.timeout(300)]  # each least budget is searched for
 
 MIB = 2**20
 NO_SAVES = np.zeros(0, np.int64)

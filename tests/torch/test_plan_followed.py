@@ -17,6 +17,8 @@ from torch import nn
 import elbowroom as er
 from elbowroom.plan import Swap
 
+pytestmark = pytest.mark.long
+
 SOURCES = Path(__file__).parents[2] / "src"
 ROWS, WIDTH, DEPTH = 512, 256, 4
 

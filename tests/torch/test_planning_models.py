@@ -13,6 +13,8 @@ from benchmarks.planning.models import CASES, setup_of, trace_of
 from benchmarks.planning.nets import dense, images, inception, text
 from elbowroom.capture import capture
 
+pytestmark = pytest.mark.long
+
 
 def parameters(net: nn.Module) -> int:
     return sum(each.numel() for each in net.parameters())

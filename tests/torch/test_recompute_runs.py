@@ -26,6 +26,8 @@ from tests.torch.helpers import (
 )
 from tests.torch.words import Words
 
+pytestmark = pytest.mark.long
+
 STEPS = 8
 """Observed twice, calls recorded, proven twice, and three more."""
 

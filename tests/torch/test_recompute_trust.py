@@ -26,6 +26,8 @@ from elbowroom.torch_compat.op_calls import watcher_of_calls
 from tests.torch.helpers import Setup, Training, assert_equal, captured, mean_square, needs, seeded, train, train_within
 from tests.torch.test_recompute_runs import STEPS, recomputed
 
+pytestmark = pytest.mark.long
+
 SIZE = 64
 
 

@@ -26,6 +26,8 @@ from tests.torch.helpers import (
     tight_budget,
 )
 
+pytestmark = pytest.mark.long
+
 STEPS = 7
 Moment = str
 MOMENTS = ["in forward", "between forward and backward", "in backward", "in the optimizer", "after the step"]

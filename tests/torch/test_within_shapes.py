@@ -31,6 +31,8 @@ from tests.torch.helpers import (
 )
 from tests.torch.words import Words
 
+pytestmark = pytest.mark.long
+
 
 def batches(rows: Sequence[int], call: Callable[[nn.Module, Tensor], Tensor] = lambda model, x: model(x)) -> Setup:
     """A training whose n-th batch has the n-th number of rows, in turn."""

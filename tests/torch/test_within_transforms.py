@@ -22,6 +22,8 @@ from elbowroom.engine.saved_tensors import Hooks
 from elbowroom.engine.tiers.base import HostTier
 from tests.torch.helpers import MIN_SIZE_BYTES, SEED, Training, by_loss, mean_square, mlp, needs, ordinary, same_within
 
+pytestmark = pytest.mark.long
+
 pytestmark = [  # torch's own
     pytest.mark.filterwarnings("ignore:.torch.jit.script. is deprecated:DeprecationWarning"),
     pytest.mark.filterwarnings("ignore:Attempted to insert a get_attr Node:UserWarning"),

@@ -14,6 +14,8 @@ from elbowroom.capture.recording.recorder import live_ram_bytes
 from elbowroom.run.room import run_of
 from tests.torch.helpers import Setup, Training, assert_equal, assert_swapped, mean_square, train, train_within
 
+pytestmark = pytest.mark.long
+
 RATE = 0.05
 Update = Callable[[nn.Module], None]
 

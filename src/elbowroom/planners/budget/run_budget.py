@@ -184,10 +184,22 @@ def remedied(problem: Infeasible, request: CourseRequest) -> Infeasible:
         Refused(
             trace=request.trace,
             asked=request.asked,
-            plan=lambda trace, asked, device_bytes: course_within(asked_of(trace, asked, device_bytes)),
+            plan=lambda trace, asked, device_bytes: _some_course(asked_of(trace, asked, device_bytes)),
             allocated=lambda trace, asked: least_allocated(asked_of(trace, asked, 1)),
         ),
     )
+
+
+def _some_course(request: CourseRequest) -> Course:
+    """Return a course within the budget, which need not be fast.
+
+    Raises:
+        Infeasible: no plan that was tried is within the budget.
+    """
+    found = None
+    if request.machine.allocator != "exact" and request.asked.planner is None:
+        found = _at_limit(request.trace, request.use, _frugalest(request), request.budget.device_bytes)
+    return found or course_within(request)
 
 
 def _course_within(request: CourseRequest) -> Course:
