@@ -1,6 +1,6 @@
 """Simulated steps beside published ones: `python -m benchmarks.step_times`.
 
-The durations of a virtual device are a model (src/elbowroom/capture/virtual/durations/costs.py).
+The durations of a virtual device are a model (src/elbowroom/capture/durations/costs.py).
 This shows how far its steps are from what others measured and published, each with its source; docs/step-times.md
 holds the table.
 """

@@ -13,11 +13,11 @@ import torch.nn.functional as F
 from torch.utils.flop_counter import FlopCounterMode, sdpa_backward_flop_count, sdpa_flop_count
 
 from elbowroom.capture import capture
+from elbowroom.capture.durations.convolutions import choices
+from elbowroom.capture.durations.costs import LAUNCH_NS, duration_ns
+from elbowroom.capture.durations.op_line import OpLine
+from elbowroom.capture.durations.products import MatrixProduct, filled, rate_of
 from elbowroom.capture.flops import flops
-from elbowroom.capture.virtual.durations.convolutions import choices
-from elbowroom.capture.virtual.durations.costs import LAUNCH_NS, duration_ns
-from elbowroom.capture.virtual.durations.products import MatrixProduct, filled, rate_of
-from elbowroom.capture.virtual.ledger import OpLine
 from elbowroom.machine import Rate
 from elbowroom.trace import Trace
 from tests.torch.virtual_gpu import H100

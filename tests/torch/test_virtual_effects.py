@@ -9,8 +9,8 @@ import pytest
 import torch
 import torch.nn as nn
 
+from elbowroom.capture.durations.op_line import OpLine
 from elbowroom.capture.virtual import VirtualDevice
-from elbowroom.capture.virtual.ledger import OpLine
 from elbowroom.machine import Machine
 from tests.torch.virtual_gpu import H100
 

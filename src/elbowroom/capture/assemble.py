@@ -14,6 +14,7 @@ from typing import final
 
 import torch
 
+from elbowroom.capture.device_durations import device_ns
 from elbowroom.capture.drafts import Brief, OpDraft, SaveDraft, StorageDraft, flops_of, save_of, storage_of
 from elbowroom.capture.measured import Clock, DeviceClock, MovedStorage, curve_of, spans_of
 from elbowroom.capture.recording.allocator_layout import BRIEF, EMPTIED, HOLE
@@ -22,7 +23,7 @@ from elbowroom.capture.recording.recorder import Note, Recording
 from elbowroom.capture.recording.states_seen import StatesSeen
 from elbowroom.engine.entries import Entry, Happening
 from elbowroom.errors import CaptureError
-from elbowroom.machine import TierName
+from elbowroom.machine import Machine, TierName
 from elbowroom.timeline import Timeline
 from elbowroom.trace import Category, Event, Op, Phase, Step, Trace
 
@@ -48,9 +49,9 @@ class StepRead:
     compiled_backward: bool
 
 
-def step_read(recording: Recording, tier: TierName) -> StepRead:
+def step_read(recording: Recording, tier: TierName, machine: Machine) -> StepRead:
     """Return everything that a run learns from a recording, with which it is over."""
-    assembly = Assembly(recording, tier)
+    assembly = Assembly(recording, tier, machine)
     return StepRead(
         trace=assembly.trace(),
         peak_bytes=assembly.peak_allocated_bytes(),
@@ -68,10 +69,12 @@ class Assembly:
     Args:
         recording: the recording.
         tier: the lower tier of the run, which names the lanes of the timeline.
+        machine: where it ran: the rates of its GPU give the durations of ops.
     """
 
-    def __init__(self, recording: Recording, tier: TierName) -> None:
+    def __init__(self, recording: Recording, tier: TierName, machine: Machine) -> None:
         self._recording = recording
+        self._machine = machine
         self._tier: TierName = tier
         self._storages: list[StorageDraft] = []
         self._events: list[Event] = []
@@ -427,20 +430,23 @@ class Assembly:
 
     # Results
 
+    def _op(self, op: OpDraft) -> Op:
+        work = flops_of(op, self._storages)
+        is_cuda = self._recording.device.type == "cuda"
+        modelled_ns = device_ns(op, work, self._storages, self._machine) if is_cuda else None
+        return Op(
+            name=op.seen.name,
+            module=op.module,
+            phase=op.phase,
+            reads=op.reads,
+            writes=op.writes,
+            duration_ns=op.seen.end_ns - op.seen.start_ns if modelled_ns is None else modelled_ns,
+            flops=work,
+        )
+
     def trace(self) -> Trace:
         """Return what the recorded steps do when every storage is kept."""
-        ops = tuple(
-            Op(
-                name=op.seen.name,
-                module=op.module,
-                phase=op.phase,
-                reads=op.reads,
-                writes=op.writes,
-                duration_ns=op.seen.end_ns - op.seen.start_ns,
-                flops=flops_of(op, self._storages),
-            )
-            for op in self._ops
-        )
+        ops = tuple(map(self._op, self._ops))
         used = dict.fromkeys(op.source_line for op in self._ops if op.source_line is not None)
         lines = {line: number for number, line in enumerate(used)}
         return Trace(

@@ -17,7 +17,7 @@ from elbowroom.capture.recording.recorder import Recorder, live_ram_bytes
 from elbowroom.engine.ram_guard import RamGuard
 from elbowroom.engine.residence import Residence
 from elbowroom.errors import Infeasible, InvalidPlan
-from elbowroom.machine import TierName
+from elbowroom.machine import Machine, TierName
 from elbowroom.notices import Once, warn_once
 from elbowroom.run.forked import CAN_FORK, NoRoom, forked
 from elbowroom.units import format_bytes, format_exact_bytes
@@ -40,14 +40,14 @@ class HardRoom:
         self._room_bytes = 0
         self._once = Once()
 
-    def read(self, recorder: Recorder, tier: TierName) -> StepRead | None:
+    def read(self, recorder: Recorder, tier: TierName, machine: Machine) -> StepRead | None:
         """Read a recording in a child, and throw it away here. None if there is no room for that."""
         if not CAN_FORK:
-            return step_read(recorder.stop(), tier)
+            return step_read(recorder.stop(), tier, machine)
         found: StepRead | None = None
         try:
             with suppress(NoRoom):
-                found = forked(lambda: replace(step_read(recorder.stop(), tier), happenings=()), self._guard)
+                found = forked(lambda: replace(step_read(recorder.stop(), tier, machine), happenings=()), self._guard)
         finally:
             happenings = recorder.drop()
         return None if found is None else replace(found, happenings=happenings)

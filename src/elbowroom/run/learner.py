@@ -290,8 +290,8 @@ class Learner:
             A function that returns what there is to learn from it; None if a hard limit has no room to read it.
         """
         if self._held_to is None:
-            return partial(step_read, recorder.stop(), self._tier)
-        found = self._held_to.read(recorder, self._tier)
+            return partial(step_read, recorder.stop(), self._tier, self.machine)
+        found = self._held_to.read(recorder, self._tier, self.machine)
         if found is None:
             self._has_no_room(key, "what was recorded of a step cannot be read")
             return None

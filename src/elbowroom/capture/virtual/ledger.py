@@ -9,42 +9,23 @@ import threading
 import weakref
 from collections.abc import Callable, Iterable, Iterator
 from dataclasses import replace
-from typing import Any, NamedTuple, final
+from typing import final
 
 import torch
 from torch.nn.parameter import UninitializedTensorMixin  # pyright: ignore[reportAttributeAccessIssue]
 
 from elbowroom.capture.drafts import SaveDraft
+from elbowroom.capture.durations.op_line import OpLine
 from elbowroom.capture.source_lines import SourceLines
 from elbowroom.capture.virtual.mapped_files import of_file
 from elbowroom.capture.virtual.ops import sparse
 from elbowroom.capture.virtual.torch_cuda.cuda_streams import VirtualStreams
 from elbowroom.capture.virtual.wrappers import is_wrapper, parts_of
 from elbowroom.torch_compat.core import storage_key, unwrapped
-from elbowroom.trace import Category, Part, PartKind, Phase, RemarkKind
+from elbowroom.trace import Category, Part, PartKind, RemarkKind
 
 BLOCK_BYTES = 512
 """Size to whose multiples the allocator rounds requests up."""
-
-
-class OpLine(NamedTuple):
-    """One op: see `elbowroom.trace.Op`.
-
-    `arguments` are by position: shapes, flags, numbers, lists of these, and None for the rest. `dtype` is that of the
-    first tensor among them. `moved_bytes` are those of the tensors that it reads and makes. `form` is that of
-    `Compared`, `source_line` a number of `SourceLines`.
-    """
-
-    name: str
-    module: str
-    phase: Phase
-    reads: tuple[int, ...]
-    writes: tuple[int, ...]
-    arguments: tuple[Any, ...] = ()
-    dtype: str = ""
-    moved_bytes: int = 0
-    form: str = ""
-    source_line: int | None = None
 
 
 @final

@@ -5,10 +5,11 @@ from __future__ import annotations
 import torch
 
 from elbowroom.capture.drafts import ITEM_BYTES, save_of
+from elbowroom.capture.durations.convolutions import choices
+from elbowroom.capture.durations.costs import duration_ns
+from elbowroom.capture.durations.op_line import OpLine
 from elbowroom.capture.flops import flops
-from elbowroom.capture.virtual.durations.convolutions import choices
-from elbowroom.capture.virtual.durations.costs import duration_ns
-from elbowroom.capture.virtual.ledger import Ledger, OpLine, StorageLine
+from elbowroom.capture.virtual.ledger import Ledger, StorageLine
 from elbowroom.machine import Machine
 from elbowroom.trace import Event, OnStream, Op, Remark, Step, Storage, Trace, Workspace
 

@@ -14,15 +14,16 @@ from typing import Any, final
 
 import torch
 
+from elbowroom.capture.durations.compute_types import compute_type
+from elbowroom.capture.durations.op_line import OpLine
 from elbowroom.capture.virtual.host_values.known_values import KnownValues
 from elbowroom.capture.virtual.host_values.plausible import Plausible
-from elbowroom.capture.virtual.ledger import Ledger, OpLine
+from elbowroom.capture.virtual.ledger import Ledger
 from elbowroom.capture.virtual.ops import collectives, compressed, dependent_shapes, kernels, unknown_ops
 from elbowroom.capture.virtual.ops.compared import Compared
 from elbowroom.capture.virtual.ops.effects import (
     bytes_of,
     changed,
-    compute_type,
     described,
     effects_of,
     moved_bytes,
@@ -309,7 +310,7 @@ class VirtualMode(DispatchMode):
             ledger.ops[index] = ledger.ops[index]._replace(
                 writes=tuple(dict.fromkeys((*written, *new))),
                 arguments=described(args, kwargs),
-                dtype=compute_type(_name(func), given, self.settings.facts.compute_capability),
+                dtype=compute_type(_name(func), _dtype_of(given), self.settings.facts.compute_capability),
                 moved_bytes=moved_bytes(func, _name(func), given, results, args, kwargs),
             )
         return made
@@ -474,6 +475,11 @@ def _as_tensor(value: Any, wanted: bool) -> Any:
         return value
     dtype = torch.bool if isinstance(value, bool) else torch.int64 if isinstance(value, int) else torch.float64
     return torch.scalar_tensor(value, dtype=dtype, device=CPU)
+
+
+def _dtype_of(tensors: list[torch.Tensor]) -> str:
+    """Return the type of the first tensor; empty without one."""
+    return str(tensors[0].dtype)[6:] if tensors else ""
 
 
 def _name(func: Any) -> str:

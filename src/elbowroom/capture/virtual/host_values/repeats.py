@@ -28,9 +28,10 @@ from typing import TYPE_CHECKING, Any, NamedTuple, Self, final
 
 import torch
 
+from elbowroom.capture.durations.op_line import OpLine
 from elbowroom.capture.virtual.host_values.guards import Guard, Tape, UntrackedValue
 from elbowroom.capture.virtual.host_values.known_values import StorageValue
-from elbowroom.capture.virtual.ledger import BLOCK_BYTES, OpLine, StorageLine
+from elbowroom.capture.virtual.ledger import BLOCK_BYTES, StorageLine
 from elbowroom.capture.virtual.ops import casting
 from elbowroom.capture.virtual.tensor import CUDA, META, home_of, is_virtual, virtual
 from elbowroom.torch_compat.core import has_hooks, no_dispatch

@@ -89,22 +89,6 @@ def _described(argument: Any) -> Any:
     return argument if isinstance(argument, bool | int | float) else None
 
 
-TF32_BY_CUDNN = ("convolution", "convolution_backward", "_cudnn_rnn", "_cudnn_rnn_backward")
-TF32_BY_CUBLAS = ("mm", "addmm", "bmm", "baddbmm")
-
-
-def compute_type(name: str, tensors: list[Any], compute_capability: int) -> str:
-    """Return the type in which an op such as "aten.mm" computes: its first tensor's, or "tf32" if torch allows it."""
-    dtype = str(tensors[0].dtype)[6:] if tensors else ""
-    if dtype != "float32" or compute_capability < 80:
-        return dtype
-    short = name.removeprefix("aten.")
-    by_cudnn = short in TF32_BY_CUDNN and torch.backends.cudnn.allow_tf32
-    return (
-        "tf32" if by_cudnn or (short in TF32_BY_CUBLAS and torch.get_float32_matmul_precision() != "highest") else dtype
-    )
-
-
 def moved_bytes(
     func: Any, name: str, given: list[Any], results: list[Any], args: tuple[Any, ...], kwargs: Mapping[str, Any]
 ) -> int:

@@ -21,8 +21,8 @@ from dataclasses import dataclass
 from math import ceil, prod
 from typing import Any
 
-from elbowroom.capture.virtual.durations.products import ITEM_BYTES, MatrixProduct, arithmetic_ns, bandwidth_ns, rate_of
-from elbowroom.capture.virtual.ledger import OpLine
+from elbowroom.capture.durations.op_line import OpLine
+from elbowroom.capture.durations.products import ITEM_BYTES, MatrixProduct, arithmetic_ns, bandwidth_ns, rate_of
 from elbowroom.machine import Machine
 from elbowroom.trace import Choice
 

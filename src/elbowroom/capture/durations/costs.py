@@ -17,8 +17,8 @@ from __future__ import annotations
 from math import prod
 from typing import Any
 
-from elbowroom.capture.virtual.durations.products import ITEM_BYTES, MatrixProduct, arithmetic_ns, bandwidth_ns, rate_of
-from elbowroom.capture.virtual.ledger import OpLine
+from elbowroom.capture.durations.op_line import OpLine
+from elbowroom.capture.durations.products import ITEM_BYTES, MatrixProduct, arithmetic_ns, bandwidth_ns, rate_of
 from elbowroom.machine import Machine
 
 LAUNCH_NS = 4_200
@@ -97,16 +97,33 @@ def _arithmetic_ns(line: OpLine, work: int, machine: Machine) -> int:
         return 0
     position = CAUSAL.get(line.name)
     if position is None:
-        return arithmetic_ns(work, _product(line), line.dtype, machine)
+        products = _products(line, work) or [None]
+        return sum(arithmetic_ns(work // len(products), product, line.dtype, machine) for product in products)
     halved = position < len(line.arguments) and line.arguments[position] is True
     share = FLASH_SHARE["backward" if line.name.endswith("_backward") else "forward"]
     return int((work / 2 if halved else work) * 10**9 / (rate_of(line.dtype, machine) * share))
 
 
-def _product(line: OpLine) -> MatrixProduct | None:
-    """Return the dimensions of a product of matrices; None for other ops."""
+def _products(line: OpLine, work: int) -> list[MatrixProduct]:
+    """Return the products of matrices that an op is; empty for other ops, and for convolutions of other kinds."""
     shapes = [shape for shape in line.arguments if isinstance(shape, tuple)]
-    if line.name not in ("aten.mm", "aten.addmm", "aten.bmm", "aten.baddbmm") or len(shapes) < 2:
-        return None
-    left, right = shapes[-2], shapes[-1]
-    return MatrixProduct(batch=prod(left[:-2]), rows=left[-2], columns=right[-1], inner=left[-1])
+    if line.name in ("aten.mm", "aten.addmm", "aten.bmm", "aten.baddbmm") and len(shapes) > 1:
+        left, right = shapes[-2], shapes[-1]
+        return [MatrixProduct(batch=prod(left[:-2]), rows=left[-2], columns=right[-1], inner=left[-1])]
+    if line.name == "aten.convolution" and len(shapes) > 1:
+        weight = shapes[1]
+        return [_forward(weight, work // max(1, 2 * prod(weight)))]
+    if line.name == "aten.convolution_backward" and len(shapes) > 2:
+        made, given, weight = shapes[:3]
+        points = prod(made) // made[1]
+        of_weight = MatrixProduct(batch=1, rows=weight[0], columns=prod(weight[1:]), inner=points)
+        if work < 4 * points * prod(weight):  # the input needs no gradient
+            return [of_weight]
+        columns, inner = weight[1], weight[0] * prod(weight[2:])
+        return [of_weight, MatrixProduct(batch=1, rows=prod(given) // given[1], columns=columns, inner=inner)]
+    return []
+
+
+def _forward(weight: tuple[int, ...], points: int) -> MatrixProduct:
+    """Return the product of a convolution: a row for each point of its output, a column for each of its channels."""
+    return MatrixProduct(batch=1, rows=points, columns=weight[0], inner=prod(weight[1:]))
