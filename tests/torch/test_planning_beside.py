@@ -281,3 +281,29 @@ def test_what_is_planned_from_does_not_change() -> None:
         question, *_ = work.args
         assert type(question).__dataclass_params__.frozen
         assert not any(isinstance(getattr(question, field.name), Learner) for field in fields(question))
+
+
+def test_a_plan_that_was_carried_out_is_kept_where_nothing_better_is_found(monkeypatch: pytest.MonkeyPatch) -> None:
+    # given that no plan meets the budget again, and that the present one cannot be read in the new records
+    def setup() -> Training:
+        return ordinary(mlp(64, 6), torch.randn(64, 64))
+
+    plain, made, asked = train(setup, STEPS), swaps.plan_of, list[object]()
+
+    def once(question: swaps.StepQuestion) -> swaps.StepKind:
+        asked.append(question)
+        if len(asked) == 1:
+            return made(question)
+        raise er.Infeasible("too little", budget_bytes=1, least_feasible_bytes=2)
+
+    def unreadable(*_: object) -> None:
+        raise er.InvalidPlan("it reads what is away")
+
+    monkeypatch.setattr(swaps, "plan_of", once)
+    monkeypatch.setattr(swaps, "course_of_moved", unreadable)
+    # when
+    inside, room = train_within(setup, STEPS)
+    # then
+    assert len(asked) > 1
+    assert_equal(inside, plain)
+    assert [(step.mode, step.mismatches) for step in room.steps[1:]] == [("plan", 0)] * (STEPS - 1)

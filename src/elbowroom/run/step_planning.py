@@ -156,7 +156,10 @@ def _instead(question: StepQuestion, before: Before, problem: Infeasible) -> Ans
         return Next.AS_BEFORE
     # a list of losses that grows is no reason to end the run
     allowed_bytes = question.budget.device_bytes + question.asked.min_size_bytes
-    course = course_of_moved(alike, question.machine, before.plan, allowed_bytes)
+    try:
+        course = course_of_moved(alike, question.machine, before.plan, allowed_bytes)
+    except InvalidPlan:  # it was carried out, whatever the records of this step say
+        return Next.AS_BEFORE
     if course is not None and before.rebuilds:
         return Next.AS_BEFORE
     if course is not None:
