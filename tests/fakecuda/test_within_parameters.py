@@ -67,3 +67,15 @@ def test_parameters_hold_their_bytes_wherever_they_are(rig: Path, frozen: bool, 
     assert found["written"]
     assert found["closed"]
     assert found["mismatches"] == 0
+
+
+@pytest.mark.timeout(0)
+@pytest.mark.parametrize("model", ["recurrent net", "residual net", "perceptron"])
+def test_parameters_leave_beside_saves_and_every_step_is_as_planned(rig: Path, model: str) -> None:
+    # given layers whose weights cuDNN reads as one block, convolutions, and saves that are the peak
+    spec = {"model": model, "shares": [0.6], "steps": 6, "options": PARAMETERS}
+    # when
+    (run,) = on_the_rig(rig, spec, allocator={})["runs"]
+    # then
+    found = run.get("at_least", run)
+    assert [figures["mismatches"] for figures in found["figures"]] == [0] * len(found["figures"])

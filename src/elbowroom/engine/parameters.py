@@ -239,11 +239,13 @@ class Parameters:
         scripts = alive_of(torch.jit.ScriptModule)
         scripted = {storage_key(each) for each in storages_of(p for script in scripts for p in script.parameters())}
         owned = Counter(id(p) for module in alive_of(nn.Module) for p in module.parameters(recurse=False))
-        found: dict[int, list[nn.Parameter]] = {}
+        recurrent, found = self._of_recurrent(), dict[int, list[nn.Parameter]]()
         for parameter in alive_of(nn.Parameter):
             storage = self._own_storage(parameter)
-            if storage is not None and storage_key(storage) not in scripted:
-                found.setdefault(storage_key(storage), []).append(parameter)
+            if storage is not None and (key := storage_key(storage)) in recurrent:
+                self._tell(storage.nbytes(), "cuDNN reads all weights of a recurrent layer as one block")
+            elif storage is not None and key not in scripted:
+                found.setdefault(key, []).append(parameter)
         parameter = None
         if self._executor.device.type == "cuda" and alive_of(torch.cuda.CUDAGraph):
             self.stop()
@@ -264,6 +266,13 @@ class Parameters:
                 self._owners[key] = [weakref.ref(each) for each in parameters]
             else:
                 self._tell(storage.nbytes(), "another tensor lies on its storage")
+
+    def _of_recurrent(self) -> set[int]:
+        """Keys of the storages of recurrent layers on a GPU: weights without an address are copied in each call."""
+        if self._executor.device.type == "cpu":
+            return set()
+        layers = alive_of(nn.RNNBase)
+        return {storage_key(each) for each in storages_of(p for layer in layers for p in layer.parameters())}
 
     def _has_arrays(self, parameters: list[nn.Parameter], owned: Mapping[int, int]) -> bool:
         """Whether an array of NumPy may lie on a frozen parameter: more refers to it than modules and this list."""
