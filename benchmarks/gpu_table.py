@@ -63,7 +63,7 @@ def _steps(report: Report) -> Iterator[str]:
 
 
 def _memory(report: Report) -> Iterator[str]:
-    yield "| training | budget | reserved | simulated of it | allocated, simulated of it | plain, told before of it |"
+    yield "| training | budget | reserved | simulated of it | allocated, simulated of it | plain, estimated of it |"
     yield "|---|---|---|---|---|---|"
     for case, found in report["memory"].items():
         measured, simulated = found["allocator"], found["simulated"]
