@@ -1,7 +1,7 @@
 # make venv    .venv with elbowroom, its tests' tools and the demo's packages
 # make test    lint, format, types, docs, and all tests but the long ones: under ten minutes on two cores
 # make test-long   the tests marked `long`: whole trainings in processes of their own, compilers, searches
-# make test-rig    the CUDA path without a GPU: builds the rig and runs tests/fakecuda there
+# make test-rig    the CUDA path without a GPU: builds the rig and runs tests/fakecuda there, a file for each process
 # make test-databases   half an hour more: PyTorch's own databases of ops, modules and optimizers under elbowroom
 # make fuzz    random traces, machines and budgets by the thousand: planners and simulator beside slow, obvious ones;
 #              with FUZZ_ARGS="--of trainings" random trainings within budgets, beside plain ones
@@ -32,7 +32,7 @@ FUZZ_ARGS ?= --cases 2000
 PYTEST_ARGS ?= -n auto --maxprocesses 4
 ZOO ?= zoo
 RIG ?= .rig
-RIG_PYTEST_ARGS ?=
+RIG_PYTEST_ARGS ?= -n auto --maxprocesses 4 --dist loadfile
 WHEELS ?= wheels
 GPU_PYTHON ?= 3.12
 GPU_PACKAGES := 'highspy>=1.15,<1.16' 'rich>=13.7' markdown-it-py mdurl pygments 'pytest>=8.3' iniconfig packaging pluggy \
