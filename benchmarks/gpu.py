@@ -5,7 +5,7 @@ first part) come from a folder of wheels, `--wheels FOLDER`, as nothing is fetch
 link, memory beside the simulation for many models, and step times beside plain training and the peers. Groups of parts
 run in the order in which they are wanted. Each part has its own process and its own limit, and tells what it finds as
 it finds it. The parts of a group run at once; steps that are timed run alone on the GPU (gpu_turns.py). The file is
-written anew after each group, so that a run that is cut short leaves what it has. It is
+written anew after each part, so that a run that is cut short leaves what it has. It is
 benchmarks/results/gpu_<machine>_<date>.json. On the rig, where kernels do nothing, all of it runs, every case says
 "measured": false without any times, and nothing is written unless --out names a file.
 """
@@ -24,7 +24,7 @@ import tempfile
 import time
 import zipfile
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from concurrent.futures import ThreadPoolExecutor
+from concurrent.futures import ThreadPoolExecutor, as_completed
 from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
@@ -142,7 +142,7 @@ def measured(
     look: Callable[[Part, float], Iterator[Told]],
     only: Sequence[str] = (),
 ) -> Report:
-    """All parts that there is time for, in order; the file is written after each group.
+    """All parts that there is time for, in order; the file is written after each.
 
     Args:
         small: small settings of all cases.
@@ -163,13 +163,16 @@ def measured(
     for group in groups(small, report):
         if only and group[0].arguments[0] not in only:
             continue
+        for place in (place for part in group for place in part.expects):
+            put(report, list(place), {"not_run": "under way"})  # in this order, whichever part ends first
         with ThreadPoolExecutor(len(group)) as pool:
-            for part, (told, took_s) in zip(group, pool.map(looked, group), strict=True):
-                _put_all(report, part, told, took_s)
-        report["measured"] = bool(report.get("machine", {}).get("is_gpu"))
-        path = out or (_path(report) if report["measured"] else None)
-        if path:
-            _write(path, report)
+            under_way = {pool.submit(looked, part): part for part in group}
+            for ended in as_completed(under_way):
+                _put_all(report, under_way[ended], *ended.result())
+                report["measured"] = bool(report.get("machine", {}).get("is_gpu"))
+                path = out or (_path(report) if report["measured"] else None)
+                if path:
+                    _write(path, report)
     return report
 
 
@@ -189,10 +192,16 @@ def _put_all(report: Report, part: Part, told: Sequence[Told], took_s: float) ->
 
 def put(report: Report, place: Sequence[str], found: Report) -> None:
     """Something into its place, beside what is there."""
-    *outer, last = place
-    for name in outer:
+    outer = _place_of(report, place)
+    before = {key: value for key, value in outer.get(place[-1], {}).items() if key != "not_run"}
+    outer[place[-1]] = {**before, **found}
+
+
+def _place_of(report: Report, place: Sequence[str]) -> Report:
+    """What holds a place."""
+    for name in place[:-1]:
         report = report.setdefault(name, {})
-    report[last] = {**report.get(last, {}), **found}
+    return report
 
 
 def _write(path: Path, report: Report) -> None:
