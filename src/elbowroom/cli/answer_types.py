@@ -245,6 +245,68 @@ class BoundFigures:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+class TriedLayout:
+    """What was found of one layout.
+
+    Attributes:
+        values: what it is, by the names of --vary; what is searched has the largest value that fits, else the least.
+        ranks: processes of the job, each with a GPU.
+        fits: whether each rank that was looked at fits, everything kept.
+        sure: whether both ends of the ranges give the same verdict.
+        needed_bytes: the least memory in which no allocation fails; null where the script fails.
+        peak_allocated_bytes: the most in live blocks; null where the script fails.
+        peak_reserved_bytes: the most that the allocator holds, with room for everything; null where the script fails.
+        step_ns: simulated time of the slowest step of the ranks that were looked at; null where the script fails.
+        work_flops: floating point operations of all ranks in a step; 0 if none is known.
+        equal_work_ns: simulated time for the work of a step of the first layout that fits, else of the first one; null
+            where the script fails.
+        equal_work_gpu_ns: that time summed over the GPUs; null where the script fails.
+        on_front: whether it fits, and no other layout that fits beats it in memory, time for equal work and GPUs.
+        problem: why the script fails; empty if it does not.
+    """
+
+    values: dict[str, int]
+    ranks: int
+    fits: bool
+    sure: bool
+    needed_bytes: int | None
+    peak_allocated_bytes: int | None
+    peak_reserved_bytes: int | None
+    step_ns: int | None
+    work_flops: int
+    equal_work_ns: int | None
+    equal_work_gpu_ns: int | None
+    on_front: bool
+    problem: str
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class LayoutsAnswer:
+    """What `elbowroom largest --json` prints for layouts.
+
+    Attributes:
+        script: what was looked at, as it was given.
+        machine: name of the GPU.
+        capacity_bytes: memory of the GPU.
+        cheapest: number in `layouts`, from 0, of the fastest one that fits on the fewest GPUs; null where none fits.
+        least_gpu_time: number of the one that fits and does equal work in the least time, summed over its GPUs; null
+            where none fits.
+        left_out: number of layouts whose degrees do not divide their ranks.
+        early: what was not looked at, if the search ended early; empty if it did not.
+        layouts: the layouts that were looked at.
+    """
+
+    script: str
+    machine: str
+    capacity_bytes: int
+    cheapest: int | None
+    least_gpu_time: int | None
+    left_out: int
+    early: str
+    layouts: tuple[TriedLayout, ...]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class ReportAnswer:
     """What `elbowroom report --json` prints; what no file says is null.
 
@@ -576,6 +638,7 @@ class Schema(NamedTuple):
 SCHEMAS: Mapping[type, Schema] = {
     EstimateAnswer: Schema("estimate", 1),
     LargestAnswer: Schema("largest", 1),
+    LayoutsAnswer: Schema("layouts", 1),
     PlanAnswer: Schema("plan", 1),
     RunAnswer: Schema("run", 1),
     ReportAnswer: Schema("report", 1),
