@@ -97,6 +97,7 @@ class LayoutOptions(TypedDict, total=False):
         argv: arguments of the script.
         ranks: processes of the job, if `vary` does not say it.
         local: processes on each computer; all of up to 8 by default.
+        interconnect: how the ranks reach each other, as for `capture_script`; by default what is usual with the GPU.
         look_at: ranks that are captured of each layout, -1 for the last one (0 alone).
         steps: optimizer steps that each capture records (3).
         watch: reports progress, and ends the search early with the layouts so far.
@@ -105,6 +106,7 @@ class LayoutOptions(TypedDict, total=False):
     argv: Sequence[str]
     ranks: int | None
     local: int | None
+    interconnect: str | None
     look_at: Sequence[int]
     steps: int
     watch: Watch | None
@@ -157,6 +159,7 @@ def _of_layout(
             environment=turned.environment,
             constants=turned.constants,
             job=grid.job(rank, place),
+            interconnect=options.get("interconnect"),
         )
     except CaptureError as problem:
         where = ", ".join(f"{name} = {value}" for name, value in place.items())

@@ -20,6 +20,7 @@ FileKind = Literal["trace", "plan", "report", "curve"]
 
 if TYPE_CHECKING:
     from elbowroom.answers.estimate import Moment
+    from elbowroom.answers.exchange_memory import ExchangeMemory
     from elbowroom.answers.exchanges import Collectives
     from elbowroom.answers.largest import Failed, Probe
     from elbowroom.answers.memory_by_module import ModuleShare
@@ -70,6 +71,10 @@ class MachineEstimate:
         other_modules_bytes: the same of all further modules.
         rounding_bytes: what the allocator's rounding adds to them.
         collectives: what the last step sends to other processes and receives, by kind, the most bytes first.
+        interconnect: how the ranks reach each other; null where nothing is exchanged.
+        step_ns: simulated time of the last step, with its collectives; null where nothing is exchanged.
+        wait_ns: the part of it in which compute waits for collectives; null where nothing is exchanged.
+        nccl: NCCL's own memory, which is in no other figure; null where nothing is exchanged.
         remarks: what the capture did not know, assumed or kept away.
     """
 
@@ -95,6 +100,10 @@ class MachineEstimate:
     other_modules_bytes: int
     rounding_bytes: int
     collectives: tuple[Collectives, ...]
+    interconnect: str | None
+    step_ns: int | None
+    wait_ns: int | None
+    nccl: ExchangeMemory | None
     remarks: tuple[Remark, ...]
 
 

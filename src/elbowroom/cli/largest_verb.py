@@ -193,6 +193,7 @@ class Trials:
                 on_phase=lambda phase: self.watch.say(f"{what}: {phase}"),
                 network=given.network,
                 job=self._job,
+                interconnect=given.interconnect,
             )
         except CaptureError as problem:
             if self.watch.is_over:

@@ -89,6 +89,7 @@ def _captured(
             environment=turned.environment,
             constants=turned.constants,
             job=grid.job(rank, place),
+            interconnect=arguments.interconnect,
             on_phase=lambda phase: watch.say(f"{what}: {phase}"),
             network=arguments.network,
         )

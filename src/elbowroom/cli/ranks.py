@@ -8,6 +8,8 @@ from collections.abc import Mapping
 
 from elbowroom.capture.job_rank import JobRank
 from elbowroom.errors import UsageError
+from elbowroom.hardware.interconnects import Interconnect
+from elbowroom.machine import Machine
 
 LAST = "last"
 _FORM = f"a rank or several, as in 0,7 or 0,{LAST}"
@@ -18,6 +20,22 @@ def add(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--ranks", type=int, metavar="N", help="as one of N processes that torchrun starts, a GPU each")
     parser.add_argument("--local", type=int, metavar="L", help="of these on each computer (default: all of up to 8)")
     parser.add_argument("--rank", metavar="R", help=f"the ranks to look at: 0,7 or 0,{LAST} (default: 0)")
+    parser.add_argument(
+        "--interconnect",
+        metavar="A,B",
+        help="links inside a computer and its network, as in nvlink-4,8xndr or 300GB/s,8x25GB/s (default: by the GPU)",
+    )
+
+
+def wires_of(arguments: argparse.Namespace, machine: Machine) -> Interconnect:
+    """Return how the ranks reach each other: what is given, else what is usual with the GPU.
+
+    Raises:
+        UsageError: it is no interconnect.
+    """
+    if arguments.interconnect:
+        return Interconnect.of(arguments.interconnect)
+    return Interconnect.of_gpu(machine.name, machine.compute_capability)
 
 
 def jobs_of(arguments: argparse.Namespace, environment: Mapping[str, str] | None = None) -> list[JobRank | None]:

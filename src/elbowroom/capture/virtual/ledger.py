@@ -20,6 +20,7 @@ from elbowroom.capture.virtual.mapped_files import of_file
 from elbowroom.capture.virtual.ops import sparse
 from elbowroom.capture.virtual.torch_cuda.cuda_streams import VirtualStreams
 from elbowroom.capture.virtual.wrappers import is_wrapper, parts_of
+from elbowroom.hardware.interconnects import Communicator
 from elbowroom.torch_compat.core import storage_key, unwrapped
 from elbowroom.trace import Category, Part, PartKind, Phase, RemarkKind
 
@@ -32,7 +33,8 @@ class OpLine(NamedTuple):
 
     `arguments` are by position: shapes, flags, numbers, lists of these, and None for the rest. `dtype` is that of the
     first tensor among them. `moved_bytes` are those of the tensors that it reads and makes. `form` is that of
-    `Compared`, `source_line` a number of `SourceLines`.
+    `Compared`, `source_line` a number of `SourceLines`. `stream` is a number of torch's, `exchange` the group and
+    the bytes of a collective.
     """
 
     name: str
@@ -45,6 +47,8 @@ class OpLine(NamedTuple):
     moved_bytes: int = 0
     form: str = ""
     source_line: int | None = None
+    stream: int = 0
+    exchange: tuple[int, int] | None = None
 
 
 @final
@@ -88,6 +92,7 @@ class Ledger:
         remarks: number of remarks by (kind, name).
         streams: the stream on which the present op runs.
         source_lines: the user's lines that ops come from.
+        communicators: groups of ranks, by the number that an `OpLine.exchange` has.
         asked: values of the GPU that the script read other than its `Facts`, such as "name".
         begins: called before the first storage.
         replayed: called when a CUDA graph is replayed.
@@ -109,6 +114,7 @@ class Ledger:
         self.remarks: dict[tuple[RemarkKind, str], int] = {}
         self.streams = VirtualStreams()
         self.source_lines = SourceLines()
+        self.communicators: list[Communicator] = []
         self.asked: set[str] = set()
         self.begins: Callable[[], None] | None = None
         self.replayed: Callable[[], None] | None = None
