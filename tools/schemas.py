@@ -31,6 +31,7 @@ from elbowroom.cli.answer_types import SCHEMAS
 from elbowroom.files.record_files import VERSIONS
 from elbowroom.machine import Machine
 from elbowroom.plan import Plan
+from elbowroom.report.rank_table import RankTimes
 from elbowroom.run.account import StepFigures
 from elbowroom.run.kind_totals import Kind
 from elbowroom.timeline import Timeline
@@ -43,7 +44,7 @@ DIALECT = "https://json-schema.org/draft/2020-12/schema"
 RECORDS = (Trace, Machine, Plan, Timeline, Pareto)
 LATER = {
     kind.__name__: kind
-    for kind in (Collectives, ExchangeMemory, Moment, Failed, Probe, ModuleShare, Pareto, StepFigures, Kind)
+    for kind in (Collectives, ExchangeMemory, Moment, Failed, Probe, ModuleShare, Pareto, RankTimes, StepFigures, Kind)
 }
 """What answer_types.py imports for type checkers alone, as its verbs load no torch for --help."""
 

@@ -11,6 +11,7 @@ from elbowroom.hardware.interconnects import (
     OF_GPU,
     Communicator,
     Interconnect,
+    all_reduce_ns,
     bus_bytes_per_s,
     exchange_ns,
 )
@@ -120,3 +121,26 @@ def test_time_grows_with_bytes_and_with_computers() -> None:
         assert sizes == sorted(sizes)
         ranks = [exchange_ns(kind, GB, Communicator(8 * nodes, 8, 8), DGX) for nodes in (1, 2, 4, 64, 512)]
         assert ranks == sorted(ranks)
+
+
+def test_a_hierarchical_all_reduce_scatters_inside_reduces_across_and_gathers_inside() -> None:
+    whole = Communicator(64, 8, 8)
+    across = Communicator(8, 1, 8)
+    part = exchange_ns("all-reduce", GB // 8, across, DGX)
+
+    both = 2 * exchange_ns("all-gather", GB, NODE, DGX)
+    assert all_reduce_ns("hierarchical", GB, whole, DGX) == both + part
+    # an eighth of the network for an eighth of the bytes, and 8.4 us and 14 hops of 9.6 us on the plateau
+    assert part == pytest.approx(1e9 / 8 * 14 / 8 / 24 + 1.9 * (8_400 + 14 * 9_600), abs=1)
+
+
+def test_nccl_takes_the_quicker_of_ring_and_tree() -> None:
+    for size_bytes, group in ((64, NODE), (2**20, Communicator(1024, 8, 8)), (GB, Communicator(16, 8, 8))):
+        ways = [all_reduce_ns(way, size_bytes, group, DGX) for way in ("ring", "tree")]
+        assert exchange_ns("all-reduce", size_bytes, group, DGX) == min(ways)
+    assert all_reduce_ns("hierarchical", GB, Communicator(1, 1, 1), DGX) == 0
+
+
+def test_another_algorithm_is_refused() -> None:
+    with pytest.raises(UsageError, match="given 'star'; allowed are ring, tree and hierarchical"):
+        all_reduce_ns("star", GB, NODE, DGX)

@@ -14,6 +14,7 @@ from elbowroom.hardware.gpu_table import Figure
 from elbowroom.hardware.gpus import FigureSource
 from elbowroom.machine import Link, Tier
 from elbowroom.step.plan_summary import StorageShare
+from elbowroom.timeline import Source
 from elbowroom.trace import Category, Remark
 
 FileKind = Literal["trace", "plan", "report", "curve"]
@@ -25,6 +26,7 @@ if TYPE_CHECKING:
     from elbowroom.answers.largest import Failed, Probe
     from elbowroom.answers.memory_by_module import ModuleShare
     from elbowroom.answers.pareto import Pareto
+    from elbowroom.report.rank_table import RankTimes
     from elbowroom.run.account import StepFigures
     from elbowroom.run.kind_totals import Kind
 
@@ -362,6 +364,21 @@ class WrittenFile:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+class RanksAnswer:
+    """What `elbowroom report --json` prints for timelines of several ranks.
+
+    Attributes:
+        source: whether they are simulated or measured.
+        waited_for: the file of the rank that the others wait for; null where no rank waits clearly less than the next.
+        ranks: a rank for each file, in the order in which they were given.
+    """
+
+    source: Source
+    waited_for: str | None
+    ranks: tuple[RankTimes, ...]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class PlanAnswer:
     """What `elbowroom plan --json` prints.
 
@@ -651,6 +668,7 @@ SCHEMAS: Mapping[type, Schema] = {
     PlanAnswer: Schema("plan", 1),
     RunAnswer: Schema("run", 1),
     ReportAnswer: Schema("report", 1),
+    RanksAnswer: Schema("ranks", 1),
     MachineAnswer: Schema("machine", 1),
     MachineListAnswer: Schema("machine-list", 1),
     CacheAnswer: Schema("cache", 1),

@@ -3,11 +3,12 @@
 from __future__ import annotations
 
 import argparse
-from typing import Any
+from collections.abc import Mapping
+from typing import Any, TypeGuard
 
 from elbowroom.answers.pareto import Pareto
 from elbowroom.cli import output
-from elbowroom.cli.answer_types import BoundFigures, ReportAnswer, TimelineFigures
+from elbowroom.cli.answer_types import BoundFigures, RanksAnswer, ReportAnswer, TimelineFigures
 from elbowroom.errors import UsageError
 from elbowroom.files.record_files import load
 from elbowroom.machine import Machine
@@ -31,7 +32,11 @@ def execute(arguments: argparse.Namespace) -> int:
     """Report the records of the given files."""
     if arguments.out and not arguments.out.endswith(ENDINGS):
         raise UsageError(f"--out: given {arguments.out!r}; allowed are names ending in {', '.join(ENDINGS)}; rename it")
-    subject = subject_of(*(load(path, Trace, Machine, Plan, Timeline, Pareto) for path in arguments.records))
+    records = [load(path, Trace, Machine, Plan, Timeline, Pareto) for path in arguments.records]
+    lines = {path: record for path, record in zip(arguments.records, records, strict=True) if _is_line(record)}
+    if len(lines) == len(records) > 1 and len({line.source for line in lines.values()}) < len(lines):
+        return _ranks(lines, arguments)
+    subject = subject_of(*records)
     if arguments.out:
         write(subject, arguments.out)
     if arguments.json:
@@ -40,6 +45,33 @@ def execute(arguments: argparse.Namespace) -> int:
         from elbowroom.report.terminal import rendered
 
         output.console().print(rendered(subject))
+    return 0
+
+
+def _is_line(record: object) -> TypeGuard[Timeline]:
+    return isinstance(record, Timeline)
+
+
+def _ranks(lines: Mapping[str, Timeline], arguments: argparse.Namespace) -> int:
+    """Report timelines of the ranks of one job.
+
+    Raises:
+        UsageError: a page is asked for, or the timelines are not of one source.
+    """
+    from elbowroom.report.rank_table import rank_times, ranks_rendered, waited_for
+
+    if arguments.out:
+        raise UsageError(
+            f"--out: given with timelines of {len(lines)} ranks, which are a table; allowed is it with the records of "
+            "one rank; leave it out, or add --json"
+        )
+    ranks, source = rank_times(lines), next(iter(lines.values())).source
+    if arguments.json:
+        late = waited_for(ranks)
+        answer = RanksAnswer(source=source, waited_for=None if late is None else late.name, ranks=ranks)
+        output.write_answer(answer, output.STDOUT)
+    else:
+        output.console().print(ranks_rendered(ranks, source))
     return 0
 
 

@@ -198,6 +198,32 @@ def exchange_ns(kind: str, size_bytes: int, group: Communicator, wires: Intercon
     return round(min(_way_ns(way, p, kind, size_bytes, group, wires) for way in ways for p in _protocols(wires)))
 
 
+def all_reduce_ns(algorithm: str, size_bytes: int, group: Communicator, wires: Interconnect) -> int:
+    """Return the time of an all-reduce with one algorithm.
+
+    Args:
+        algorithm: "ring", "tree", or "hierarchical": scattered inside each computer, reduced over the computers by as
+            many groups as one has ranks, gathered inside again.
+        size_bytes: what is reduced.
+        group: its ranks.
+        wires: how they reach each other.
+
+    Raises:
+        UsageError: there is no such algorithm.
+    """
+    if algorithm not in ("ring", "tree", "hierarchical"):
+        raise UsageError(f"algorithm: given {algorithm!r}; allowed are ring, tree and hierarchical; take one of these")
+    if group.ranks < 2:
+        return 0
+    if algorithm != "hierarchical":
+        return round(min(_way_ns(algorithm, p, "all-reduce", size_bytes, group, wires) for p in _protocols(wires)))
+    inside = Communicator(group.local_ranks, group.local_ranks, group.node_ranks)
+    across = Communicator(group.nodes, 1, group.node_ranks)
+    part_bytes = -(-size_bytes // group.local_ranks)
+    both_ns = (exchange_ns(kind, size_bytes, inside, wires) for kind in ("reduce-scatter", "all-gather"))
+    return sum(both_ns) + exchange_ns("all-reduce", part_bytes, across, wires)
+
+
 def _protocols(wires: Interconnect) -> tuple[int, ...]:
     return (0, 1, 2) if wires.is_nvlink else (0, 2)
 
