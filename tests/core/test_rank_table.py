@@ -2,13 +2,15 @@
 
 from __future__ import annotations
 
+import json
 from pathlib import Path
+from typing import Any
 
 import pytest
 
 from elbowroom.cli import main
-from elbowroom.errors import UsageError
-from elbowroom.report.rank_table import rank_times, ranks_rendered, waited_for
+from elbowroom.errors import FormatError, UsageError
+from elbowroom.report.rank_table import rank_times, ranks_rendered, run_times, waited_for
 from elbowroom.timeline import Curve, Source, Span, Timeline
 from tests.cli.answers import answered
 from tests.core.test_answer import text_of
@@ -40,7 +42,7 @@ def test_equal_ranks_wait_for_no_one() -> None:
     ranks = rank_times({"a": rank(60, 40), "b": rank(60, 40)})
 
     assert waited_for(ranks) is None
-    assert "none waits clearly less than the others" in text_of(ranks_rendered(ranks, "simulated"))
+    assert "no rank makes the others wait by a clear part of a step" in text_of(ranks_rendered(ranks, "simulated"))
 
 
 def test_a_thousand_ranks_are_a_table_of_those_that_wait_least() -> None:
@@ -72,4 +74,41 @@ def test_report_takes_the_timelines_of_ranks(tmp_path: Path, capsys: pytest.Capt
     assert main(["report", *files]) == 0
     assert "3 ranks, simulated: the others wait for" in " ".join(capsys.readouterr().out.split())
     assert main(["report", *files, "-o", str(tmp_path / "page.html")]) == 2
-    assert "--out: given with timelines of 3 ranks" in capsys.readouterr().err
+    assert "--out: given with 3 ranks, which are a table" in capsys.readouterr().err
+
+
+def run_of(stalls_ms: tuple[int, ...]) -> dict[str, Any]:
+    """What a run writes, cut to what is read: steps of 100 ms."""
+    steps = [{"step_ns": 100 * MS, "stall_ns": stall * MS} for stall in stalls_ms]
+    peaks = {"measured_peak_allocated_bytes": 2**30, "measured_peak_bytes": 2**31}
+    return {"schema": "elbowroom.answer.run", "version": 1, "steps": steps, **peaks}
+
+
+def test_the_rank_of_a_run_that_stalls_longest_is_the_one_that_is_waited_for() -> None:
+    ranks = run_times({"a": run_of((90, 2, 3)), "b": run_of((0, 30, 40))})
+
+    # medians of 3 and 30 ms: a first step that is observed does not count
+    assert [each.stall_ns for each in ranks] == [3 * MS, 30 * MS]
+    assert (late := waited_for(ranks)) is not None
+    assert (late.name, late.wait_ns, late.peak_reserved_bytes) == ("b", None, 2**31)
+    assert "wait for b, which stalls longest for copies, 30.0 ms" in " ".join(
+        text_of(ranks_rendered(ranks, "measured")).split()
+    )
+
+
+def test_report_takes_the_runs_of_ranks(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    files = [tmp_path / f"run.rank{n}.json" for n in range(2)]
+    for path, stall in zip(files, (5, 40), strict=True):
+        path.write_text(json.dumps(run_of((stall,))))
+
+    assert main(["report", *map(str, files), "--json"]) == 0
+    found = answered(capsys.readouterr().out, "ranks")
+    assert (found["source"], found["waited_for"]) == ("measured", str(files[1]))
+
+    files[1].write_text("[]")
+    assert main(["report", *map(str, files)]) == 2, "one of them is something else"
+
+
+def test_a_run_without_steps_is_refused() -> None:
+    with pytest.raises(FormatError, match="a: no figures of a run with steps in it"):
+        run_times({"a": run_of(())})

@@ -365,11 +365,11 @@ class WrittenFile:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class RanksAnswer:
-    """What `elbowroom report --json` prints for timelines of several ranks.
+    """What `elbowroom report --json` prints for timelines or runs of several ranks.
 
     Attributes:
         source: whether they are simulated or measured.
-        waited_for: the file of the rank that the others wait for; null where no rank waits clearly less than the next.
+        waited_for: the file of the rank that the others wait for; null where no rank does by a clear part of a step.
         ranks: a rank for each file, in the order in which they were given.
     """
 

@@ -1,14 +1,16 @@
-"""Rank table: timelines of the ranks of one job: a row for each, and the rank that all others wait for."""
+"""Rank table: timelines or runs of the ranks of one job: a row for each, and the rank that all others wait for."""
 
 from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass
+from statistics import median
+from typing import Any
 
 from rich.console import Group, RenderableType
 from rich.text import Text
 
-from elbowroom.errors import UsageError
+from elbowroom.errors import FormatError, UsageError
 from elbowroom.report.screen import Column, FittingTable
 from elbowroom.timeline import Timeline
 from elbowroom.units import format_bytes, format_ns
@@ -28,18 +30,18 @@ class RankTimes:
         peak_allocated_bytes: peak of the device's allocated bytes.
         peak_reserved_bytes: peak of what the allocator holds.
         step_ns: time of the step.
-        busy_ns: time in which compute runs ops.
+        busy_ns: time in which compute runs ops; None for a run, in which that is not measured.
         stall_ns: time in which compute waits for copies.
-        wait_ns: time in which compute waits for collectives.
+        wait_ns: time in which compute waits for collectives; None for a run, in which that is not measured.
     """
 
     name: str
     peak_allocated_bytes: int
     peak_reserved_bytes: int
     step_ns: int
-    busy_ns: int
+    busy_ns: int | None
     stall_ns: int
-    wait_ns: int
+    wait_ns: int | None
 
 
 def rank_times(lines: Mapping[str, Timeline]) -> tuple[RankTimes, ...]:
@@ -67,23 +69,65 @@ def rank_times(lines: Mapping[str, Timeline]) -> tuple[RankTimes, ...]:
     )
 
 
+def run_times(answers: Mapping[str, Mapping[str, Any]]) -> tuple[RankTimes, ...]:
+    """Return the figures of runs, from what `elbowroom run --json` wrote for each rank, by the name of its file.
+
+    The times are medians over the steps.
+
+    Raises:
+        FormatError: a file is of another version, or has no steps.
+    """
+    found: list[RankTimes] = []
+    for name, answer in answers.items():
+        try:
+            steps = [(int(step["step_ns"]), int(step["stall_ns"])) for step in answer["steps"]]
+            medians = [round(median(each)) for each in zip(*steps, strict=True)]
+            peaks = [int(answer[f"measured_peak_{what}bytes"]) for what in ("allocated_", "")]
+            figures = dict(zip(("step_ns", "stall_ns"), medians, strict=True))
+        except (KeyError, TypeError, ValueError):
+            raise FormatError(
+                f"{name}: no figures of a run with steps in it; allowed is what `elbowroom run --json` writes; run it "
+                "again"
+            ) from None
+        found.append(
+            RankTimes(
+                name=name,
+                peak_allocated_bytes=peaks[0],
+                peak_reserved_bytes=max(peaks),
+                busy_ns=None,
+                wait_ns=None,
+                **figures,
+            )
+        )
+    return tuple(found)
+
+
 def waited_for(ranks: tuple[RankTimes, ...]) -> RankTimes | None:
-    """Return the rank that the others wait for: it waits least. None if no rank waits clearly less than the next."""
-    first, second = sorted(ranks, key=lambda each: each.wait_ns)[:2]
+    """Return the rank that the others wait for: it waits least. None if no rank does by a clear part of a step.
+
+    Where waits are not measured, it is the rank that stalls longest for copies.
+    """
+    first, second = sorted(ranks, key=_rank_order)[:2]
     longest_ns = max(each.step_ns for each in ranks)
-    return first if second.wait_ns - first.wait_ns > CLEAR * longest_ns else None
+    return first if _rank_order(second) - _rank_order(first) > CLEAR * longest_ns else None
+
+
+def _rank_order(rank: RankTimes) -> int:
+    return -rank.stall_ns if rank.wait_ns is None else rank.wait_ns
 
 
 def ranks_rendered(ranks: tuple[RankTimes, ...], source: str) -> RenderableType:
-    """Render a row for each rank, those that wait least first."""
+    """Render a row for each rank, those that make the others wait first."""
     late = waited_for(ranks)
     if late is None:
-        said = f"{len(ranks)} ranks, {source}: none waits clearly less than the others"
+        said = f"{len(ranks)} ranks, {source}: no rank makes the others wait by a clear part of a step"
     else:
-        others = max(each.wait_ns for each in ranks)
-        waits = f"which waits {format_ns(late.wait_ns)} of its step and they up to {format_ns(others)}"
+        others = max(each.wait_ns or 0 for each in ranks)
+        waits = f"which stalls longest for copies, {format_ns(late.stall_ns)} of a step"
+        if late.wait_ns is not None:
+            waits = f"which waits {format_ns(late.wait_ns)} of its step and they up to {format_ns(others)}"
         said = f"{len(ranks)} ranks, {source}: the others wait for {late.name}, {waits}"
-    shown = sorted(ranks, key=lambda each: each.wait_ns)[:MOST_ROWS]
+    shown = sorted(ranks, key=_rank_order)[:MOST_ROWS]
     columns = [
         Column("rank", left=True),
         Column("peak reserved"),
@@ -96,7 +140,7 @@ def ranks_rendered(ranks: tuple[RankTimes, ...], source: str) -> RenderableType:
         (
             each.name,
             format_bytes(each.peak_reserved_bytes),
-            *map(format_ns, (each.step_ns, each.busy_ns, each.stall_ns, each.wait_ns)),
+            *map(_time, (each.step_ns, each.busy_ns, each.stall_ns, each.wait_ns)),
         )
         for each in shown
     ]
@@ -110,3 +154,7 @@ def ranks_rendered(ranks: tuple[RankTimes, ...], source: str) -> RenderableType:
             )
         )
     return Group(*parts)
+
+
+def _time(duration_ns: int | None) -> str:
+    return "" if duration_ns is None else format_ns(duration_ns)
