@@ -22,6 +22,7 @@ from pathlib import Path
 from typing import Any, Literal, final
 
 from elbowroom.answers.estimate import Moment
+from elbowroom.answers.exchange_memory import ExchangeMemory
 from elbowroom.answers.exchanges import Collectives
 from elbowroom.answers.largest import Failed, Probe
 from elbowroom.answers.memory_by_module import ModuleShare
@@ -30,6 +31,7 @@ from elbowroom.cli.answer_types import SCHEMAS
 from elbowroom.files.record_files import VERSIONS
 from elbowroom.machine import Machine
 from elbowroom.plan import Plan
+from elbowroom.report.rank_table import RankTimes
 from elbowroom.run.account import StepFigures
 from elbowroom.run.kind_totals import Kind
 from elbowroom.timeline import Timeline
@@ -40,7 +42,10 @@ FOLDER = ROOT / "src" / "elbowroom" / "schemas"
 PAGE = ROOT / "docs" / "json.md"
 DIALECT = "https://json-schema.org/draft/2020-12/schema"
 RECORDS = (Trace, Machine, Plan, Timeline, Pareto)
-LATER = {kind.__name__: kind for kind in (Collectives, Moment, Failed, Probe, ModuleShare, Pareto, StepFigures, Kind)}
+LATER = {
+    kind.__name__: kind
+    for kind in (Collectives, ExchangeMemory, Moment, Failed, Probe, ModuleShare, Pareto, RankTimes, StepFigures, Kind)
+}
 """What answer_types.py imports for type checkers alone, as its verbs load no torch for --help."""
 
 UNITS = (

@@ -4,6 +4,7 @@
     trace = er.capture_script("train.py", machine="t4") the same for a script, on a virtual GPU
     found = er.estimate(trace, er.Machine.of("t4"))     does it fit, and what holds the memory
     found = er.largest(setup_of, "batch_size", 1, 512, "t4")   the largest batch that fits
+    found = er.layouts("train.py", ["ranks=8..64", "tp=1,2,4"], "h100-sxm")   the cheapest layout of a job that fits
     line = er.simulate(trace, er.Machine.here())        the bytes and the time of a step
     plan = er.plan(trace, er.Machine.here(), "8GiB")    what to swap so that it fits
     with er.within("8GiB"):                             all of that, and the run
@@ -21,6 +22,7 @@ from importlib import import_module
 from typing import TYPE_CHECKING
 
 from elbowroom.answers.estimate import Estimate, estimate
+from elbowroom.answers.job_layouts import Layouts
 from elbowroom.answers.largest import Largest
 from elbowroom.capture import capture
 from elbowroom.capture.script import capture_script
@@ -44,7 +46,7 @@ from elbowroom.plan import Algorithm, Bound, Plan, Recompute, Swap
 from elbowroom.planners import check, plan
 from elbowroom.report import report
 from elbowroom.run import within
-from elbowroom.search import largest
+from elbowroom.search import largest, layouts
 from elbowroom.simulate.simulate import compare, simulate
 from elbowroom.timeline import Timeline
 from elbowroom.trace import Trace
@@ -66,6 +68,7 @@ __all__ = [
     "InvalidPlan",
     "InvalidRecord",
     "Largest",
+    "Layouts",
     "Link",
     "Machine",
     "Plan",
@@ -90,6 +93,7 @@ __all__ = [
     "compare",
     "estimate",
     "largest",
+    "layouts",
     "plan",
     "report",
     "simulate",

@@ -1,18 +1,23 @@
-"""Search: `largest()` finds the largest value of a training that fits a GPU, by captures on a virtual one."""
+"""Search: `largest()` finds the largest value of a training that fits a GPU, by captures on a virtual one.
+
+`layouts()` does the same for layouts of a job of many ranks.
+"""
 
 from __future__ import annotations
 
 import os
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from functools import partial
 from typing import Any, TypedDict, Unpack
 
+from elbowroom.answers.job_layouts import Layouts, layouts_of
 from elbowroom.answers.largest import Largest
 from elbowroom.answers.largest import largest as search
 from elbowroom.answers.slowdown import SlowdownNeed, within_slowdown
 from elbowroom.answers.tried_values import TriedValues
 from elbowroom.capture import capture
 from elbowroom.capture.script import STEPS, capture_script
+from elbowroom.capture.script.layout_knobs import LayoutGrid, grid_of
 from elbowroom.capture.script.script_knobs import Knob, Range, find_knob
 from elbowroom.errors import CaptureError, UsageError
 from elbowroom.machine import Machine
@@ -83,6 +88,82 @@ def largest(
     tried, watch = TriedValues(captured, target, _way_to_plan(target, options)), options.get("watch")
     ends = {"least": lower, "most": upper, "multiple_of": options.get("multiple_of", 1)}
     return search(tried.needed_bytes, target.tiers[0].capacity_bytes, **ends, same=tried.is_same, watch=watch)
+
+
+class LayoutOptions(TypedDict, total=False):
+    """Options of `layouts`.
+
+    Attributes:
+        argv: arguments of the script.
+        ranks: processes of the job, if `vary` does not say it.
+        local: processes on each computer; all of up to 8 by default.
+        interconnect: how the ranks reach each other, as for `capture_script`; by default what is usual with the GPU.
+        look_at: ranks that are captured of each layout, -1 for the last one (0 alone).
+        steps: optimizer steps that each capture records (3).
+        watch: reports progress, and ends the search early with the layouts so far.
+    """
+
+    argv: Sequence[str]
+    ranks: int | None
+    local: int | None
+    interconnect: str | None
+    look_at: Sequence[int]
+    steps: int
+    watch: Watch | None
+
+
+def layouts(
+    path: str | os.PathLike[str], vary: Sequence[str], machine: str | Machine, **options: Unpack[LayoutOptions]
+) -> Layouts:
+    """Look at layouts of a torchrun script: which ones fit a GPU, and what a step takes.
+
+    Args:
+        path: the script, which runs unchanged as one rank of each layout.
+        vary: what differs between layouts, as in `--vary`: `("ranks=8..64", "tp=1,2,4", "micro_batch=1..64")`.
+        machine: the GPU of each rank, by its name or as a Machine.
+        options: argv, ranks, local, look_at, steps, watch: see `LayoutOptions` in search.py.
+
+    Returns:
+        The layouts, the cheapest one that fits (`cheapest`) and those that no other one beats (`front`).
+
+    Raises:
+        UsageError: an argument is not allowed.
+        CaptureError: the script fails in every layout.
+    """
+    if unknown := [name for name in options if name not in LayoutOptions.__annotations__]:
+        allowed = ", ".join(LayoutOptions.__annotations__)
+        raise UsageError(f"layouts: given {unknown[0]}; allowed are also {allowed}")
+    target = machine if isinstance(machine, Machine) else Machine.of(machine)
+    script, argv = os.fspath(path), tuple(options.get("argv", ()))
+    varied = [Range.of(text) for text in ([vary] if isinstance(vary, str) else vary)]
+    grid = grid_of(varied, script, argv, options.get("ranks"), options.get("local"))
+
+    def captured(place: Mapping[str, int]) -> list[Trace]:
+        return [_of_layout(script, grid, place, rank, target, options) for rank in options.get("look_at", (0,))]
+
+    watch = options.get("watch")
+    return layouts_of(grid.places(), grid.ranks_of, captured, target, searched=grid.span, watch=watch)
+
+
+def _of_layout(
+    script: str, grid: LayoutGrid, place: Mapping[str, int], rank: int, target: Machine, options: LayoutOptions
+) -> Trace:
+    """Capture one rank of a layout."""
+    turned = grid.turned(tuple(options.get("argv", ())), place)
+    try:
+        return capture_script(
+            script,
+            turned.arguments,
+            machine=target,
+            steps=options.get("steps", STEPS),
+            environment=turned.environment,
+            constants=turned.constants,
+            job=grid.job(rank, place),
+            interconnect=options.get("interconnect"),
+        )
+    except CaptureError as problem:
+        where = ", ".join(f"{name} = {value}" for name, value in place.items())
+        raise CaptureError(f"with {where}: {problem}", ours=problem.ours) from problem
 
 
 def _way_to_plan(target: Machine, options: Options) -> Callable[[int, Trace], SlowdownNeed] | None:

@@ -11,12 +11,12 @@ from elbowroom.machine import TIERS, TierName
 from elbowroom.trace import CATEGORIES, Category
 from elbowroom.units import format_bytes, format_ns
 
-Lane = Literal["compute", "copy out", "copy back", "disk write", "disk read", "collective"]
-LANES: tuple[Lane, ...] = ("compute", "copy out", "copy back", "disk write", "disk read", "collective")
-SpanKind = Literal["op", "stall", "swap_out", "swap_back", "recompute"]
+Lane = Literal["compute", "copy out", "copy back", "disk write", "disk read", "collective", "network"]
+LANES: tuple[Lane, ...] = ("compute", "copy out", "copy back", "disk write", "disk read", "collective", "network")
+SpanKind = Literal["op", "stall", "swap_out", "swap_back", "recompute", "exchange", "wait"]
 CurveKind = Literal["allocated", "reserved"]
 Source = Literal["simulated", "measured"]
-SPAN_KINDS: tuple[SpanKind, ...] = ("op", "stall", "swap_out", "swap_back", "recompute")
+SPAN_KINDS: tuple[SpanKind, ...] = ("op", "stall", "swap_out", "swap_back", "recompute", "exchange", "wait")
 CURVE_KINDS: tuple[CurveKind, ...] = ("allocated", "reserved")
 SOURCES: tuple[Source, ...] = ("simulated", "measured")
 
@@ -26,14 +26,15 @@ class Span:
     """One bar on a lane. Times are nanoseconds from the start of the step.
 
     Attributes:
-        lane: its lane: compute, or one direction of a link.
+        lane: its lane: compute, one direction of a link, collectives inside a computer, or those over the network.
         kind: what happens in it.
         name: name of the op, or of the storage that is moved.
         start_ns: when it begins.
         end_ns: when it ends.
-        op: for kind "op" and "recompute", the op that runs; for "stall", the one that waits; else None.
+        op: for kind "op", "recompute" and "exchange", the op that runs; for "stall" and "wait", the one that waits;
+            else None.
         storage: for transfers and stalls, the storage moved or waited for; else None.
-        size_bytes: bytes moved by a transfer, else 0.
+        size_bytes: bytes moved by a transfer or an exchange, else 0.
     """
 
     lane: Lane
@@ -154,6 +155,16 @@ class Timeline(Filed):
         return sum(span.end_ns - span.start_ns for span in self.spans if span.kind == "stall")
 
     @property
+    def wait_ns(self) -> int:
+        """Time that compute waited for collectives: for what they bring, or for other ranks to join."""
+        return sum(span.end_ns - span.start_ns for span in self.spans if span.kind == "wait")
+
+    @property
+    def exchange_ns(self) -> int:
+        """Time of the collectives, hidden behind compute or not."""
+        return sum(span.end_ns - span.start_ns for span in self.spans if span.kind == "exchange")
+
+    @property
     def recompute_ns(self) -> int:
         """Time that compute ran ops again."""
         return sum(span.end_ns - span.start_ns for span in self.spans if span.kind == "recompute")
@@ -161,7 +172,7 @@ class Timeline(Filed):
     @property
     def busy_ns(self) -> int:
         """Time in which compute runs ops, those that run again included."""
-        busy = (span for span in self.spans if span.lane == "compute" and span.kind != "stall")
+        busy = (span for span in self.spans if span.lane == "compute" and span.kind not in ("stall", "wait"))
         return sum(span.end_ns - span.start_ns for span in busy)
 
     @property

@@ -13,6 +13,7 @@ from typing import Literal, NamedTuple, get_args
 
 from elbowroom.files import field_rules as rules
 from elbowroom.files.record_files import Filed, encode
+from elbowroom.hardware.interconnects import Communicator
 
 Phase = Literal["forward", "backward", "optimizer", "other"]
 Category = Literal[
@@ -241,6 +242,32 @@ class OnStream(NamedTuple):
     stream: int
 
 
+class Exchange(NamedTuple):
+    """A collective: an op in which tensors go to other ranks, or come from them.
+
+    Attributes:
+        op: its op.
+        communicator: index of its group in `Trace.communicators`.
+        size_bytes: what is gathered, scattered, reduced or sent.
+    """
+
+    op: int
+    communicator: int
+    size_bytes: int
+
+
+class OpStream(NamedTuple):
+    """An op that does not run on the default stream, or a collective that another stream called.
+
+    Attributes:
+        op: its id.
+        stream: number of the stream, from 1.
+    """
+
+    op: int
+    stream: int
+
+
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Remark:
     """Something that the capture did not know, or assumed.
@@ -281,6 +308,9 @@ class Trace(Filed):
         empties: places in `events`, ascending: the allocator's cache is emptied directly before that event.
         streams: storages that the default stream did not allocate, by rising id.
         source_lines: lines of the user's code that ops come from, such as "train.py:41 in attention", each once.
+        communicators: groups of ranks that exchange tensors.
+        exchanges: collectives, in the order of their ops.
+        op_streams: ops of other streams than the default one, in order.
         op_source_lines: index in `source_lines` per op, None if the line is not known; empty if none is.
         derived: cached facts that follow from the trace, by name; they are not saved.
     """
@@ -299,6 +329,9 @@ class Trace(Filed):
     streams: tuple[OnStream, ...] = ()
     source_lines: tuple[str, ...] = ()
     op_source_lines: tuple[int | None, ...] = ()
+    communicators: tuple[Communicator, ...] = ()
+    exchanges: tuple[Exchange, ...] = ()
+    op_streams: tuple[OpStream, ...] = ()
     _id: str = field(init=False, repr=False, compare=False, default="")
     derived: dict[str, object] = field(init=False, repr=False, compare=False, default_factory=dict[str, object])
 
@@ -330,6 +363,9 @@ class Trace(Filed):
         rules.records("Trace.parts", self.parts, Part)
         rules.records("Trace.workspaces", self.workspaces, Workspace)
         rules.records("Trace.streams", self.streams, OnStream)
+        rules.records("Trace.communicators", self.communicators, Communicator)
+        rules.records("Trace.exchanges", self.exchanges, Exchange)
+        rules.records("Trace.op_streams", self.op_streams, OpStream)
         rules.integers("Trace.empties", self.empties, most=len(self.events))
         rules.ascending("Trace.empties", self.empties)
         self._check_ops()
@@ -340,6 +376,7 @@ class Trace(Filed):
         self._check_workspaces()
         self._check_streams()
         self._check_source_lines()
+        self._check_exchanges()
 
     def _check_ops(self) -> None:
         count = len(self.storages)
@@ -422,6 +459,27 @@ class Trace(Filed):
             rules.integer(f"{where}.storage", storage, least=last, most=len(self.storages) - 1)
             rules.integer(f"{where}.stream", stream, least=1)
             last = storage + 1
+
+    def _check_exchanges(self) -> None:
+        """Check that collectives and streams are of ops, in order, and that groups have the ranks they say."""
+        for index, group in enumerate(self.communicators):
+            where = f"Trace.communicators[{index}]"
+            rules.integer(f"{where}.ranks", group.ranks, least=1)
+            rules.integer(f"{where}.local_ranks", group.local_ranks, least=1, most=group.ranks)
+            rules.integer(f"{where}.node_ranks", group.node_ranks, least=group.local_ranks)
+        last = 0
+        for index, (op, communicator, size_bytes) in enumerate(self.exchanges):
+            where = f"Trace.exchanges[{index}]"
+            rules.integer(f"{where}.op", op, least=last, most=len(self.ops) - 1)
+            rules.integer(f"{where}.communicator", communicator, most=len(self.communicators) - 1)
+            rules.integer(f"{where}.size_bytes", size_bytes)
+            last = op + 1
+        last = 0
+        for index, (op, stream) in enumerate(self.op_streams):
+            where = f"Trace.op_streams[{index}]"
+            rules.integer(f"{where}.op", op, least=last, most=len(self.ops) - 1)
+            rules.integer(f"{where}.stream", stream, least=1)
+            last = op + 1
 
     def _check_source_lines(self) -> None:
         """One index or None for each op, or nothing at all."""

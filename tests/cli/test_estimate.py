@@ -75,10 +75,12 @@ class Captures:
         network: bool = False,
         compiled: bool = False,
         job: JobRank | None = None,
+        interconnect: str | None = None,
     ) -> Trace:
         self.calls.append(
             {
                 "job": job,
+                "interconnect": interconnect,
                 "path": path,
                 "module": module,
                 "argv": tuple(argv),

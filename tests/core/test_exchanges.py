@@ -28,9 +28,9 @@ def sharded() -> Story:
 
 def test_the_collectives_of_the_last_step_count_with_what_is_whole() -> None:
     assert collectives_of(sharded().trace()) == (
-        Collectives("all-gather", 1, 8 * MIB),
-        Collectives("reduce-scatter", 1, 8 * MIB),
-        Collectives("all-reduce", 1, 1 * MIB),
+        Collectives("all-gather", 1, 8 * MIB, 1),
+        Collectives("reduce-scatter", 1, 8 * MIB, 1),
+        Collectives("all-reduce", 1, 1 * MIB, 1),
     )
 
 

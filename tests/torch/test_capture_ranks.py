@@ -11,7 +11,10 @@ from elbowroom.answers.exchanges import collectives_of
 from elbowroom.capture.job_rank import JobRank
 from elbowroom.capture.script import capture_script
 from elbowroom.errors import CaptureError
+from elbowroom.hardware.interconnects import Communicator
 from elbowroom.machine import Machine
+from elbowroom.simulate.simulate import simulate
+from elbowroom.step.exchange_times import kind_of
 from elbowroom.trace import Category, Trace
 
 pytestmark = [
@@ -184,3 +187,52 @@ assert dist.get_world_size(beside) == 2
 {NETWORK}{TRAINS}"""
 
     assert len(captured(tmp_path, text, 3, 8).steps) == 2
+
+
+TWO_WAYS = f"""{BEGIN}
+from torch.distributed.device_mesh import init_device_mesh
+from torch.distributed.fsdp import fully_shard
+from torch.distributed.tensor.parallel import ColwiseParallel, RowwiseParallel, parallelize_module
+mesh = init_device_mesh("cuda", (dist.get_world_size() // 4, 4), mesh_dim_names=("dp", "tp"))
+model = nn.Sequential(nn.Linear(1024, 4096, bias=False), nn.Linear(4096, 1024, bias=False)).cuda()
+parallelize_module(model, mesh["tp"], {{"0": ColwiseParallel(), "1": RowwiseParallel()}})
+fully_shard(model, mesh=mesh["dp"])
+device = torch.device("cuda", local)
+{TRAINS}"""
+
+
+def test_a_trace_has_the_group_and_the_bytes_of_each_collective(tmp_path: Path) -> None:
+    (tmp_path / "train.py").write_text(TWO_WAYS)
+    trace = capture_script(str(tmp_path / "train.py"), machine=H100, job=JobRank.of(0, 16, 8))
+
+    # 4 ranks of a tensor on this computer; 4 ranks of data, 2 of them here, as every fourth of 16 is one
+    groups = {trace.communicators[each.communicator] for each in trace.exchanges}
+    assert groups == {Communicator(4, 4, 8), Communicator(4, 2, 8)}
+    sizes = {kind_of(trace.ops[each.op].name): each for each in trace.exchanges}
+    # a rank of a tensor has 2 * 1,024 * 1,024 float32, which its ranks of data gather and scatter: 8 MiB
+    assert {kind: sizes[kind].size_bytes // MIB for kind in ("all-gather", "reduce-scatter")} == {
+        "all-gather": 8,
+        "reduce-scatter": 8,
+    }
+    # 8 rows of 1,024 float32 are reduced over the ranks of a tensor
+    assert sizes["all-reduce"].size_bytes == 8 * 1024 * 4
+    assert trace.communicators[sizes["all-reduce"].communicator] == Communicator(4, 4, 8)
+    assert all(trace.ops[each.op].duration_ns > 3_600 for each in trace.exchanges), "the least latency"
+
+
+def test_gatherings_of_fsdp_are_called_by_a_stream_of_their_own_and_run_ahead(tmp_path: Path) -> None:
+    (tmp_path / "train.py").write_text(FSDP2)
+    slow = capture_script(
+        str(tmp_path / "train.py"), machine=H100, job=JobRank.of(0, 8), interconnect="1GB/s,1xethernet-10"
+    )
+
+    called = {op for op, _ in slow.op_streams}
+    gathers = [each.op for each in slow.exchanges if kind_of(slow.ops[each.op].name) == "all-gather"]
+    assert gathers
+    assert called >= set(gathers)
+    line = simulate(slow, H100)
+    lane = [span for span in line.spans if span.kind == "exchange"]
+    # 4 MiB at 1 GB/s and more: the links are busy nearly all the time, and compute waits for them
+    assert sum(span.end_ns - span.start_ns for span in lane) > 0.95 * line.step_ns
+    assert line.wait_ns + line.busy_ns == line.step_ns
+    assert line.wait_ns > 0.9 * line.step_ns

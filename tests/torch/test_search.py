@@ -105,3 +105,44 @@ def test_arguments_that_are_not_allowed_are_usage_errors() -> None:
         find(setup_of, argv=["--width", "3"])
     with pytest.raises(UsageError, match="given setup_of=int"):
         find(3)  # pyright: ignore[reportArgumentType]
+
+
+SHARDED = """
+import argparse, os, torch
+from torch.distributed.device_mesh import init_device_mesh
+from torch.distributed.fsdp import fully_shard
+parser = argparse.ArgumentParser()
+parser.add_argument("--replicas", type=int, default=1)
+parser.add_argument("--batch-size", type=int, default=8)
+args = parser.parse_args()
+mesh = init_device_mesh("cuda", (args.replicas, int(os.environ["WORLD_SIZE"]) // args.replicas), mesh_dim_names="ab")
+model = torch.nn.Sequential(*(torch.nn.Linear(2048, 2048, bias=False) for _ in range(4))).cuda()
+for layer in model:
+    fully_shard(layer, mesh=mesh)
+fully_shard(model, mesh=mesh)
+optimizer = torch.optim.AdamW(model.parameters(), foreach=False)
+for _ in range(5):
+    model(torch.randn(args.batch_size, 2048, device="cuda")).square().mean().backward()
+    optimizer.step()
+    optimizer.zero_grad()
+"""
+
+
+def test_layouts_of_a_torchrun_script_are_captured_as_one_of_their_ranks(tmp_path: Path) -> None:
+    (script := tmp_path / "train.py").write_text(SHARDED)
+    room = replace(SMALL, tiers=(Tier(name="device", capacity_bytes=192 * 2**20), *SMALL.tiers[1:]))
+
+    found = er.layouts(script, ["ranks=2,8", "arg:replicas=1,2,3"], room)
+
+    # parameters, gradients and two states are 256 MiB over 2 ranks, and 128 MiB a rank must fit beside a layer's
+    values = [tuple(dict(each.values).values()) for each in found.layouts]
+    assert values == [(2, 1), (2, 2), (2, 3), (8, 1), (8, 2), (8, 3)]
+    needs = {value: each.needed_bytes for value, each in zip(values, found.layouts, strict=True)}
+    assert needs[8, 1] < needs[8, 2] < needs[2, 1] < needs[2, 2]
+    assert found.layouts[2].answer is None
+    assert found.layouts[2].problem.startswith("with ranks = 2, replicas = 3: ")
+    assert found.cheapest is not None
+    assert dict(found.cheapest.values)["ranks"] == 8
+    assert not found.layouts[1].fits
+    # a rank's operations times the ranks: 4 times as many samples
+    assert found.layouts[3].work_flops == 4 * found.layouts[0].work_flops > 0

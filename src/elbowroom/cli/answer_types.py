@@ -14,16 +14,19 @@ from elbowroom.hardware.gpu_table import Figure
 from elbowroom.hardware.gpus import FigureSource
 from elbowroom.machine import Link, Tier
 from elbowroom.step.plan_summary import StorageShare
+from elbowroom.timeline import Source
 from elbowroom.trace import Category, Remark
 
 FileKind = Literal["trace", "plan", "report", "curve"]
 
 if TYPE_CHECKING:
     from elbowroom.answers.estimate import Moment
+    from elbowroom.answers.exchange_memory import ExchangeMemory
     from elbowroom.answers.exchanges import Collectives
     from elbowroom.answers.largest import Failed, Probe
     from elbowroom.answers.memory_by_module import ModuleShare
     from elbowroom.answers.pareto import Pareto
+    from elbowroom.report.rank_table import RankTimes
     from elbowroom.run.account import StepFigures
     from elbowroom.run.kind_totals import Kind
 
@@ -70,6 +73,10 @@ class MachineEstimate:
         other_modules_bytes: the same of all further modules.
         rounding_bytes: what the allocator's rounding adds to them.
         collectives: what the last step sends to other processes and receives, by kind, the most bytes first.
+        interconnect: how the ranks reach each other; null where nothing is exchanged.
+        step_ns: simulated time of the last step, with its collectives; null where nothing is exchanged.
+        wait_ns: the part of it in which compute waits for collectives; null where nothing is exchanged.
+        nccl: NCCL's own memory, which is in no other figure; null where nothing is exchanged.
         remarks: what the capture did not know, assumed or kept away.
     """
 
@@ -95,6 +102,10 @@ class MachineEstimate:
     other_modules_bytes: int
     rounding_bytes: int
     collectives: tuple[Collectives, ...]
+    interconnect: str | None
+    step_ns: int | None
+    wait_ns: int | None
+    nccl: ExchangeMemory | None
     remarks: tuple[Remark, ...]
 
 
@@ -245,6 +256,68 @@ class BoundFigures:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+class TriedLayout:
+    """What was found of one layout.
+
+    Attributes:
+        values: what it is, by the names of --vary; what is searched has the largest value that fits, else the least.
+        ranks: processes of the job, each with a GPU.
+        fits: whether each rank that was looked at fits, everything kept.
+        sure: whether both ends of the ranges give the same verdict.
+        needed_bytes: the least memory in which no allocation fails; null where the script fails.
+        peak_allocated_bytes: the most in live blocks; null where the script fails.
+        peak_reserved_bytes: the most that the allocator holds, with room for everything; null where the script fails.
+        step_ns: simulated time of the slowest step of the ranks that were looked at; null where the script fails.
+        work_flops: floating point operations of all ranks in a step; 0 if none is known.
+        equal_work_ns: simulated time for the work of a step of the first layout that fits, else of the first one; null
+            where the script fails.
+        equal_work_gpu_ns: that time summed over the GPUs; null where the script fails.
+        on_front: whether it fits, and no other layout that fits beats it in memory, time for equal work and GPUs.
+        problem: why the script fails; empty if it does not.
+    """
+
+    values: dict[str, int]
+    ranks: int
+    fits: bool
+    sure: bool
+    needed_bytes: int | None
+    peak_allocated_bytes: int | None
+    peak_reserved_bytes: int | None
+    step_ns: int | None
+    work_flops: int
+    equal_work_ns: int | None
+    equal_work_gpu_ns: int | None
+    on_front: bool
+    problem: str
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class LayoutsAnswer:
+    """What `elbowroom largest --json` prints for layouts.
+
+    Attributes:
+        script: what was looked at, as it was given.
+        machine: name of the GPU.
+        capacity_bytes: memory of the GPU.
+        cheapest: number in `layouts`, from 0, of the fastest one that fits on the fewest GPUs; null where none fits.
+        least_gpu_time: number of the one that fits and does equal work in the least time, summed over its GPUs; null
+            where none fits.
+        left_out: number of layouts whose degrees do not divide their ranks.
+        early: what was not looked at, if the search ended early; empty if it did not.
+        layouts: the layouts that were looked at.
+    """
+
+    script: str
+    machine: str
+    capacity_bytes: int
+    cheapest: int | None
+    least_gpu_time: int | None
+    left_out: int
+    early: str
+    layouts: tuple[TriedLayout, ...]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class ReportAnswer:
     """What `elbowroom report --json` prints; what no file says is null.
 
@@ -288,6 +361,21 @@ class WrittenFile:
 
     what: FileKind
     file: str
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class RanksAnswer:
+    """What `elbowroom report --json` prints for timelines or runs of several ranks.
+
+    Attributes:
+        source: whether they are simulated or measured.
+        waited_for: the file of the rank that the others wait for; null where no rank does by a clear part of a step.
+        ranks: a rank for each file, in the order in which they were given.
+    """
+
+    source: Source
+    waited_for: str | None
+    ranks: tuple[RankTimes, ...]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -576,9 +664,11 @@ class Schema(NamedTuple):
 SCHEMAS: Mapping[type, Schema] = {
     EstimateAnswer: Schema("estimate", 1),
     LargestAnswer: Schema("largest", 1),
+    LayoutsAnswer: Schema("layouts", 1),
     PlanAnswer: Schema("plan", 1),
     RunAnswer: Schema("run", 1),
     ReportAnswer: Schema("report", 1),
+    RanksAnswer: Schema("ranks", 1),
     MachineAnswer: Schema("machine", 1),
     MachineListAnswer: Schema("machine-list", 1),
     CacheAnswer: Schema("cache", 1),

@@ -11,11 +11,13 @@ from elbowroom.cli import output, ranks, scripts
 from elbowroom.cli.answer_types import BytesRange, EstimateAnswer, MachineEstimate
 from elbowroom.cli.progress import progress
 from elbowroom.errors import UsageError
+from elbowroom.step.exchange_times import with_exchange_times
 from elbowroom.watch import Watch
 
 if TYPE_CHECKING:
     from elbowroom.answers.estimate import Estimate, Interval
     from elbowroom.capture.job_rank import JobRank
+    from elbowroom.hardware.interconnects import Interconnect
     from elbowroom.machine import Machine
     from elbowroom.trace import Trace
 
@@ -42,21 +44,23 @@ def execute(arguments: argparse.Namespace) -> int:
     script = scripts.script_of(arguments, "estimate")
     cases = [(machine, job) for machine in scripts.machines_of(arguments.gpu) for job in ranks.jobs_of(arguments)]
     _check(script, cases, arguments)
+    wires = [ranks.wires_of(arguments, machine) for machine, _ in cases]
     with progress() as say:
         watch = Watch(say, arguments.timeout)
-        traces = _traces(script, cases, arguments, watch)
+        found = _traces(script, cases, arguments, watch)
+        traces = [with_exchange_times(trace, each) for trace, each in zip(found, wires, strict=True)]
         answers = [_answer(trace, machine, watch) for trace, (machine, _) in zip(traces, cases, strict=True)]
     if arguments.out:
         traces[0].save(arguments.out)
     jobs = [job for _, job in cases]
     if arguments.json:
-        output.write_answer(figures(script.label, answers, traces, jobs), output.STDOUT)
+        output.write_answer(figures(script.label, answers, traces, jobs, wires), output.STDOUT)
     else:
         from elbowroom.report.answer import rendered
 
         numbers = [job.rank for job in jobs if job is not None]
         label = script.label if jobs[0] is None else f"{script.label}, {_ranks(jobs[0], len(numbers))}"
-        output.console().print(rendered(label, answers, traces, numbers))
+        output.console().print(rendered(label, answers, traces, numbers, wires))
     return 0 if all(answer.fits for answer in answers) else 1
 
 
@@ -99,7 +103,8 @@ def _traces(script: scripts.Script, cases: Sequence[Case], arguments: argparse.N
         trace = shared.get((facts, job))
         if trace is None:
             asked: set[str] = set()
-            own = {} if job is None else {"job": job}
+            own: dict[str, Any] = {} if job is None else {"job": job}
+            own |= {"interconnect": arguments.interconnect} if arguments.interconnect else {}
             trace = scripts.captured(script, machine, arguments, watch, on_asked=asked.update, compiled=True, **own)
             if not asked:
                 shared[facts, job] = trace
@@ -131,7 +136,11 @@ def _answer(trace: Trace, machine: Machine, watch: Watch) -> Estimate:
 
 
 def figures(
-    script: str, answers: Sequence[Estimate], traces: Sequence[Trace], jobs: Sequence[JobRank | None]
+    script: str,
+    answers: Sequence[Estimate],
+    traces: Sequence[Trace],
+    jobs: Sequence[JobRank | None],
+    wires: Sequence[Interconnect],
 ) -> EstimateAnswer:
     """The answer for programs: bytes, and places in the training."""
     return EstimateAnswer(
@@ -139,12 +148,15 @@ def figures(
         fits=all(answer.fits for answer in answers),
         ranks=None if jobs[0] is None else jobs[0].ranks,
         local_ranks=None if jobs[0] is None else jobs[0].local_ranks,
-        estimates=tuple(_figures(*each) for each in zip(answers, traces, jobs, strict=True)),
+        estimates=tuple(_figures(*each) for each in zip(answers, traces, jobs, wires, strict=True)),
     )
 
 
-def _figures(answer: Estimate, trace: Trace, job: JobRank | None) -> MachineEstimate:
-    from elbowroom.answers.exchanges import collectives_of
+def _figures(answer: Estimate, trace: Trace, job: JobRank | None, wires: Interconnect) -> MachineEstimate:
+    from elbowroom.answers.exchange_memory import exchange_memory
+    from elbowroom.answers.exchanges import collectives_of, step_times
+
+    own, times = exchange_memory(trace, wires), step_times(trace)
 
     return MachineEstimate(
         machine=answer.machine,
@@ -169,6 +181,10 @@ def _figures(answer: Estimate, trace: Trace, job: JobRank | None) -> MachineEsti
         other_modules_bytes=answer.other_modules_bytes,
         rounding_bytes=answer.rounding_bytes,
         collectives=collectives_of(trace),
+        interconnect=None if own is None else wires.name,
+        step_ns=None if times is None else times.step_ns,
+        wait_ns=None if times is None else times.wait_ns,
+        nccl=own,
         remarks=trace.remarks,
     )
 

@@ -5,8 +5,9 @@ from __future__ import annotations
 import argparse
 from typing import TYPE_CHECKING, Any, final
 
+from elbowroom.capture.script.layout_knobs import is_layout
 from elbowroom.capture.script.script_knobs import Knob, Range, find_knob
-from elbowroom.cli import choosing, output, scripts
+from elbowroom.cli import choosing, layouts_answer, output, ranks, scripts
 from elbowroom.cli.answer_types import LargestAnswer, PlannedValue, ProbedValue
 from elbowroom.cli.progress import progress
 from elbowroom.errors import CaptureError, UsageError
@@ -15,17 +16,20 @@ from elbowroom.watch import Watch
 if TYPE_CHECKING:
     from elbowroom.answers.largest import Largest
     from elbowroom.answers.slowdown import SlowdownNeed
+    from elbowroom.capture.job_rank import JobRank
     from elbowroom.machine import Machine
     from elbowroom.trace import Trace
 
-USAGE = "elbowroom largest (script.py | -m MODULE) --vary NAME=(A..B | A,B,C) [--gpu NAME] [options] [-- ARGS]"
+USAGE = "elbowroom largest (script.py | -m MODULE) --vary NAME=(A..B | A,B,C)... [--gpu NAME] [options] [-- ARGS]"
 DESCRIPTION = (
     "Finds the largest value of an argument, environment variable or constant of a training script with which it fits "
     "a GPU, by a few runs on a virtual one, and says what the next value needs. Exit code 0: found; 1: not even the "
     "smallest value fits; 2: there is no answer, as where the value changes nothing. With --within 1.2x, storages "
     "may be swapped and recomputed, as `elbowroom plan` does, as long as the step takes at most 1.2 times what the "
     "same step, with the same value, would take on the same GPU with memory for everything. Both do the same work, so "
-    "that is the slowdown of each sample, pixel or token; the answer also has the step time divided by the value."
+    "that is the slowdown of each sample, pixel or token; the answer also has the step time divided by the value. With "
+    "--vary ranks=1..64, dp, tp, pp or cp, or with several --vary: a table of layouts of a torchrun script, each as "
+    "one of its ranks, with the cheapest one that fits."
 )
 
 
@@ -37,14 +41,16 @@ def add(verbs: Any) -> None:
     )
     parser.add_argument(
         "--vary",
+        action="append",
         metavar="NAME=A..B",
-        help="what to vary; arg:NAME, env:NAME or const:NAME says what it is",
+        help="what to vary; arg:NAME, env:NAME or const:NAME says what it is; several make a table of layouts",
     )
     parser.add_argument("--multiple-of", type=int, default=1, metavar="M", help="look at multiples of M only")
     parser.add_argument("--gpu", metavar="NAME", help="GPU by name (`elbowroom machine --list`)")
     parser.add_argument("--within", metavar="Xx", help="plan, and allow a step to take X times as long, as in 1.2x")
     parser.add_argument("--planner", metavar="NAME", help=f"with --within: who plans (default: {scripts.PLANNER})")
     choosing.add_allow(parser)
+    ranks.add(parser)
     parser.set_defaults(execute=execute)
 
 
@@ -53,14 +59,17 @@ def execute(arguments: argparse.Namespace) -> int:
     script = scripts.script_of(arguments, "largest")
     if arguments.vary is None:
         raise UsageError("largest: given no --vary; allowed is one; write for example --vary batch_size=1..4096")
-    vary = Range.of(arguments.vary)
+    varied = [Range.of(each) for each in arguments.vary]
+    if is_layout(varied):
+        return layouts_answer.execute(arguments, script, varied)
+    vary, job = varied[0], _job(arguments)
     if vary.values and arguments.multiple_of != 1:
         raise UsageError("--multiple-of: given with a list of values; allowed is it with a range; leave it out")
     machine = scripts.machine_of(arguments.gpu)
     slowdown = _slowdown(arguments)
     knob = find_knob(vary, script.path, arguments.script_arguments)
     with progress() as say:
-        trials = Trials(script, machine, knob, arguments, Watch(say, arguments.timeout), slowdown)
+        trials = Trials(script, machine, knob, arguments, Watch(say, arguments.timeout), slowdown, job)
         found = _searched(trials, vary, arguments.multiple_of)
     if found.has_no_effect and knob.guessed:
         raise UsageError(
@@ -69,6 +78,18 @@ def execute(arguments: argparse.Namespace) -> int:
         )
     _show(trials, found, as_json=arguments.json)
     return 2 if found.has_no_effect else 0 if found.fits else 1
+
+
+def _job(arguments: argparse.Namespace) -> JobRank | None:
+    """Return the process that is looked at; None if no job of many was asked for.
+
+    Raises:
+        UsageError: there is no such process, or there are several.
+    """
+    jobs = ranks.jobs_of(arguments)
+    if len(jobs) > 1:
+        raise UsageError(f"--rank: given {len(jobs)} ranks; allowed is one in this search; run it once for each")
+    return jobs[0]
 
 
 def _searched(trials: Trials, vary: Range, multiple_of: int) -> Largest:
@@ -123,6 +144,7 @@ class Trials:
         arguments: argparse.Namespace,
         watch: Watch,
         slowdown: float | None = None,
+        job: JobRank | None = None,
     ) -> None:
         self.script = script
         self.machine = machine
@@ -130,6 +152,7 @@ class Trials:
         self.slowdown = slowdown
         self.watch = watch
         self._arguments = arguments
+        self._job = job
         from elbowroom.answers.tried_values import TriedValues
 
         self.tried = TriedValues(self._captured, machine, None if slowdown is None else self._plan)
@@ -169,6 +192,8 @@ class Trials:
                 constants=turned.constants,
                 on_phase=lambda phase: self.watch.say(f"{what}: {phase}"),
                 network=given.network,
+                job=self._job,
+                interconnect=given.interconnect,
             )
         except CaptureError as problem:
             if self.watch.is_over:

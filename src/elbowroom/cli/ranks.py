@@ -8,6 +8,8 @@ from collections.abc import Mapping
 
 from elbowroom.capture.job_rank import JobRank
 from elbowroom.errors import UsageError
+from elbowroom.hardware.interconnects import Interconnect
+from elbowroom.machine import Machine
 
 LAST = "last"
 _FORM = f"a rank or several, as in 0,7 or 0,{LAST}"
@@ -18,6 +20,22 @@ def add(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--ranks", type=int, metavar="N", help="as one of N processes that torchrun starts, a GPU each")
     parser.add_argument("--local", type=int, metavar="L", help="of these on each computer (default: all of up to 8)")
     parser.add_argument("--rank", metavar="R", help=f"the ranks to look at: 0,7 or 0,{LAST} (default: 0)")
+    parser.add_argument(
+        "--interconnect",
+        metavar="A,B",
+        help="links inside a computer and its network, as in nvlink-4,8xndr or 300GB/s,8x25GB/s (default: by the GPU)",
+    )
+
+
+def wires_of(arguments: argparse.Namespace, machine: Machine) -> Interconnect:
+    """Return how the ranks reach each other: what is given, else what is usual with the GPU.
+
+    Raises:
+        UsageError: it is no interconnect.
+    """
+    if arguments.interconnect:
+        return Interconnect.of(arguments.interconnect)
+    return Interconnect.of_gpu(machine.name, machine.compute_capability)
 
 
 def jobs_of(arguments: argparse.Namespace, environment: Mapping[str, str] | None = None) -> list[JobRank | None]:
@@ -30,9 +48,8 @@ def jobs_of(arguments: argparse.Namespace, environment: Mapping[str, str] | None
     """
     environment = os.environ if environment is None else environment
     ranks, local, asked = arguments.ranks, arguments.local, arguments.rank
-    if ranks is None and asked is not None and environment.get("WORLD_SIZE", "").isdigit():
-        ranks = int(environment["WORLD_SIZE"])
-        local = int(environment.get("LOCAL_WORLD_SIZE") or ranks) if local is None else local
+    if asked is not None:
+        ranks, local = size_of(arguments, environment)
     if ranks is None:
         for name, value in (("--rank", asked), ("--local", local)):
             if value is not None:
@@ -49,15 +66,42 @@ def jobs_of(arguments: argparse.Namespace, environment: Mapping[str, str] | None
     return found
 
 
+def size_of(
+    arguments: argparse.Namespace, environment: Mapping[str, str] | None = None
+) -> tuple[int | None, int | None]:
+    """Return the ranks of a job and of each computer: what is given, else what a launcher says; None if nothing is."""
+    environment = os.environ if environment is None else environment
+    said = environment.get("WORLD_SIZE", "")
+    if arguments.ranks is not None or not said.isdigit():
+        return arguments.ranks, arguments.local
+    local = int(environment.get("LOCAL_WORLD_SIZE") or said)
+    return int(said), local if arguments.local is None else arguments.local
+
+
+def numbers_of(arguments: argparse.Namespace) -> list[int]:
+    """Return the ranks to look at whatever the size of the job: -1 for the last one.
+
+    Raises:
+        UsageError: a word is no rank.
+    """
+    words = [word.strip() for word in (arguments.rank or "0").split(",")]
+    return [-1 if word == LAST else _number(word) for word in dict.fromkeys(words)]
+
+
+def _number(word: str) -> int:
+    if not word.isdecimal():
+        raise UsageError(f"--rank: given {word!r}; allowed is {_FORM}; write for example --rank 0,{LAST}")
+    return int(word)
+
+
 def _job(word: str, ranks: int, local: int | None) -> JobRank:
     """Return one process.
 
     Raises:
         UsageError: there is no such process.
     """
-    if word != LAST and not word.isdecimal():
-        raise UsageError(f"--rank: given {word!r}; allowed is {_FORM}; write for example --rank 0,{LAST}")
+    number = ranks - 1 if word == LAST else _number(word)
     try:
-        return JobRank.of(ranks - 1 if word == LAST else int(word), ranks, local)
+        return JobRank.of(number, ranks, local)
     except UsageError as problem:
         raise UsageError(f"--{problem}") from None

@@ -3,24 +3,36 @@
 from __future__ import annotations
 
 import argparse
-from typing import Any
+import json
+import os
+from collections.abc import Sequence
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, TypeGuard
 
 from elbowroom.answers.pareto import Pareto
 from elbowroom.cli import output
-from elbowroom.cli.answer_types import BoundFigures, ReportAnswer, TimelineFigures
+from elbowroom.cli.answer_types import BoundFigures, RanksAnswer, ReportAnswer, TimelineFigures
 from elbowroom.errors import UsageError
-from elbowroom.files.record_files import load
+from elbowroom.files.record_files import MAX_FILE_BYTES, load, why_no_file
 from elbowroom.machine import Machine
 from elbowroom.plan import Bound, Plan
 from elbowroom.report import ENDINGS, Subject, subject_of, write
 from elbowroom.step.plan_summary import StorageShare, decided
-from elbowroom.timeline import Timeline
+from elbowroom.timeline import Source, Timeline
 from elbowroom.trace import Trace
+
+if TYPE_CHECKING:
+    from elbowroom.report.rank_table import RankTimes
+
+OF_RUN = "elbowroom.answer.run"
+"""Schema of what `elbowroom run --json` writes."""
 
 
 def add(verbs: Any) -> None:
     """Add this verb to the parser."""
-    parser = verbs.add_parser("report", help="show what records say: a trace, a machine, a plan, timelines")
+    parser = verbs.add_parser(
+        "report", help="show what records say: a trace, a machine, a plan, timelines; or the runs of ranks"
+    )
     parser.add_argument("records", nargs="+", metavar="FILE", help="files of records, in any order")
     parser.add_argument("-o", "--out", metavar="FILE", help=f"write it to a file ending in {', '.join(ENDINGS)}")
     parser.add_argument("--json", action="store_true", help="answer with the figures in JSON")
@@ -31,7 +43,17 @@ def execute(arguments: argparse.Namespace) -> int:
     """Report the records of the given files."""
     if arguments.out and not arguments.out.endswith(ENDINGS):
         raise UsageError(f"--out: given {arguments.out!r}; allowed are names ending in {', '.join(ENDINGS)}; rename it")
-    subject = subject_of(*(load(path, Trace, Machine, Plan, Timeline, Pareto) for path in arguments.records))
+    if runs := _runs(arguments.records):
+        from elbowroom.report.rank_table import run_times
+
+        return _ranks_shown(run_times(runs), "measured", arguments)
+    records = [load(path, Trace, Machine, Plan, Timeline, Pareto) for path in arguments.records]
+    lines = {path: record for path, record in zip(arguments.records, records, strict=True) if _is_line(record)}
+    if len(lines) == len(records) > 1 and len({line.source for line in lines.values()}) < len(lines):
+        from elbowroom.report.rank_table import rank_times
+
+        return _ranks_shown(rank_times(lines), next(iter(lines.values())).source, arguments)
+    subject = subject_of(*records)
     if arguments.out:
         write(subject, arguments.out)
     if arguments.json:
@@ -40,6 +62,48 @@ def execute(arguments: argparse.Namespace) -> int:
         from elbowroom.report.terminal import rendered
 
         output.console().print(rendered(subject))
+    return 0
+
+
+def _is_line(record: object) -> TypeGuard[Timeline]:
+    return isinstance(record, Timeline)
+
+
+def _runs(paths: Sequence[str]) -> dict[str, dict[str, Any]]:
+    """Return what `elbowroom run --json` wrote for several ranks; nothing if a file is something else."""
+    found: dict[str, dict[str, Any]] = {}
+    for path in paths:
+        try:
+            if why_no_file(path) or os.path.getsize(path) > MAX_FILE_BYTES:
+                return {}
+            content = json.loads(Path(path).read_bytes())
+        except (OSError, ValueError, RecursionError):
+            return {}  # as a record, it is refused with the reason
+        if not isinstance(content, dict) or content.get("schema") != OF_RUN:
+            return {}
+        found[path] = content
+    return found if len(found) > 1 else {}
+
+
+def _ranks_shown(ranks: tuple[RankTimes, ...], source: Source, arguments: argparse.Namespace) -> int:
+    """Report the ranks of one job.
+
+    Raises:
+        UsageError: a page is asked for.
+    """
+    from elbowroom.report.rank_table import ranks_rendered, waited_for
+
+    if arguments.out:
+        raise UsageError(
+            f"--out: given with {len(ranks)} ranks, which are a table; allowed is it with the records of one rank; "
+            "leave it out, or add --json"
+        )
+    if arguments.json:
+        late = waited_for(ranks)
+        answer = RanksAnswer(source=source, waited_for=None if late is None else late.name, ranks=ranks)
+        output.write_answer(answer, output.STDOUT)
+    else:
+        output.console().print(ranks_rendered(ranks, source))
     return 0
 
 

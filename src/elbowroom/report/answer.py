@@ -11,8 +11,10 @@ from rich.table import Table
 from rich.text import Text
 
 from elbowroom.answers.estimate import Estimate, Interval, moment_label
-from elbowroom.answers.exchanges import collectives_of
+from elbowroom.answers.exchange_memory import exchange_memory
+from elbowroom.answers.exchanges import collectives_of, step_times
 from elbowroom.answers.largest import Largest
+from elbowroom.hardware.interconnects import Interconnect
 from elbowroom.report.screen import Column, FittingTable, plain_table
 from elbowroom.units import format_bytes, format_ns
 
@@ -38,7 +40,11 @@ _NAMES_SHOWN = 5
 
 
 def rendered(
-    script: str, answers: Sequence[Estimate], traces: Sequence[Trace] = (), ranks: Sequence[int] = ()
+    script: str,
+    answers: Sequence[Estimate],
+    traces: Sequence[Trace] = (),
+    ranks: Sequence[int] = (),
+    wires: Sequence[Interconnect] = (),
 ) -> RenderableType:
     """Render the answer for one GPU with all its figures, for several GPUs or ranks as one table.
 
@@ -47,6 +53,7 @@ def rendered(
         answers: one per GPU and rank.
         traces: the trace of each answer, for its remarks and collectives.
         ranks: the rank of each answer; empty if the script is not one of many processes.
+        wires: how the ranks of each answer reach each other; empty if that is not known.
     """
     notes = _remarks(dict.fromkeys(remark for trace in traces for remark in trace.remarks))
     if len(answers) > 1:
@@ -60,6 +67,7 @@ def rendered(
     parts.append(_categories(answer))
     parts.append(_modules(answer))
     parts += _collectives(traces[0]) if traces else []
+    parts += _exchange_notes(answer, traces[0], wires[0]) if traces and wires else []
     if answer.steps < 2:
         parts.append(
             Text("\nOnly one step was recorded: the second usually needs more, as optimizer state is there then.")
@@ -145,11 +153,29 @@ def _collectives(trace: Trace) -> list[RenderableType]:
     if not found:
         return []
     table = plain_table(title="\nWhat a step exchanges with other processes")
-    for name in ("", "calls", "bytes"):
+    timed = bool(trace.exchanges)
+    for name in ("", "calls", "bytes", *(["time"] if timed else [])):
         table.add_column(name, justify="right" if name else "left")
     for each in found:
-        table.add_row(each.kind, str(each.calls), format_bytes(each.size_bytes))
+        time = [format_ns(each.duration_ns)] if timed else []
+        table.add_row(each.kind, str(each.calls), format_bytes(each.size_bytes), *time)
     return [table]
+
+
+def _exchange_notes(answer: Estimate, trace: Trace, wires: Interconnect) -> list[RenderableType]:
+    """Say what a step's time is with its collectives, and what NCCL takes in addition to the figures."""
+    times, own = step_times(trace), exchange_memory(trace, wires)
+    if times is None or own is None:
+        return []
+    step, wait = format_ns(times.step_ns), format_ns(times.wait_ns)
+    groups = "1 group" if own.communicators == 1 else f"{own.communicators} groups"
+    least, most = format_bytes(own.least_bytes), format_bytes(own.most_bytes)
+    free_bytes = answer.capacity_bytes - answer.peak_device_bytes
+    tight = " With the most of it the script would not fit." if answer.fits and free_bytes < own.most_bytes else ""
+    return [
+        Text(f"\nA step takes {step} over {wires.name}, simulated; in {wait} of it compute waits for collectives."),
+        Text(f"NCCL's own memory is in no figure above: {least} to {most} for {groups} of ranks.{tight}"),
+    ]
 
 
 def _columns(table: Table, first: str) -> None:

@@ -5,7 +5,8 @@ time, or that of the algorithm chosen. The lanes of the links run the copies (la
 device at the first tick after its write ended, once it is idle. It counts again from the start of its swap back. A
 recomputed one leaves as soon as it is idle, and counts again when its recipe makes it. While an op runs the device
 curve shows the most it holds during that op.
-Ignored: time between ops; copies slow compute down. Cost: linear in the ops, events, swaps and recipes.
+Collectives run in parallel with compute where they can (step/overlap.py). Ignored: time between ops; copies and
+collectives slow compute and each other down. Cost: linear in the ops, events, swaps and recipes.
 """
 
 from __future__ import annotations
@@ -28,10 +29,13 @@ from elbowroom.step.algorithms import with_algorithms
 from elbowroom.step.check import check_step
 from elbowroom.step.last_step import LastStep, last_step, listed
 from elbowroom.step.moves import Moves, moves_of_plan, tiers_of_plan
+from elbowroom.step.overlap import Overlap
 from elbowroom.timeline import Lane, Span, SpanKind, Timeline
 from elbowroom.trace import Trace
 from elbowroom.units import format_bytes, format_ns
 
+WAIT = "wait for a collective"
+"""Name of the waits in a timeline."""
 MOST_PLAYS = 4
 """Most times that a step is played until the places where storages leave agree with the waits for the driver."""
 
@@ -105,16 +109,18 @@ def _spans(
 ) -> tuple[Span, ...]:
     at_ns = done.position_ns.tolist()
     spans: list[Span] = []
+    overlap = step.overlap
     for op in range(step.first_op, step.end_op):
         start, waits = at_ns[op - step.first_op], delays.get(op, 0)
-        run = _run("op", step, op, start)
-        if waits:
-            then = start + waits
-            spans.append(Span(lane="compute", kind="stall", name=DRIVER, start_ns=start, end_ns=then, op=op))
-            run = replace(run, start_ns=then)
-        spans.append(run)
+        spans += _with_wait(_run("op", step, op, start), waits, "stall", DRIVER)
+        if overlap is not None and op in overlap.waits_ns:
+            spans[-1:] = _with_wait(spans[-1], overlap.waits_ns[op], "wait", WAIT)
+    if overlap is not None:
+        exchanges = _exchanges(step, overlap, done)
+        called = {span.op for span in exchanges}
+        spans = [span for span in spans if span.op not in called] + exchanges
     for rebuild, start in zip(moves.rebuilds, listed(done.run_ns), strict=True):
-        starts = accumulate((step.op_ns(op) for op in rebuild.recipe), initial=start)
+        starts = accumulate((step.own_ns(op) for op in rebuild.recipe), initial=start)
         spans += [_run("recompute", step, op, at) for op, at in zip(rebuild.recipe, starts, strict=False)]
     storage = listed(step.storage_of(moves.n))
     for stall in done.stalls:
@@ -129,8 +135,36 @@ def _spans(
     return tuple(sorted(spans, key=lambda span: (span.start_ns, span.end_ns)))
 
 
+def _with_wait(run: Span, waits_ns: int, kind: SpanKind, name: str) -> list[Span]:
+    """Return an op's span after the time that compute waits before it, which the span includes."""
+    if not waits_ns:
+        return [run]
+    then = min(run.start_ns + waits_ns, run.end_ns)
+    wait = Span(lane="compute", kind=kind, name=name, start_ns=run.start_ns, end_ns=then, op=run.op)
+    return [wait, replace(run, start_ns=then)]
+
+
+def _exchanges(step: LastStep, overlap: Overlap, done: Play) -> list[Span]:
+    """Return the collectives, later by as much as compute is where they are called."""
+    late_ns = (done.position_ns - step.at_ns).tolist()
+    sizes = {each.op: each.size_bytes for each in step.trace.exchanges}
+    return [
+        Span(
+            lane="network" if span.is_between else "collective",
+            kind="exchange",
+            name=step.trace.ops[span.op].name,
+            start_ns=span.start_ns + late_ns[span.op - step.first_op],
+            end_ns=span.end_ns + late_ns[span.op - step.first_op],
+            op=span.op,
+            size_bytes=sizes[span.op],
+        )
+        for span in overlap.spans
+    ]
+
+
 def _run(kind: SpanKind, step: LastStep, op: int, start_ns: int) -> Span:
-    name, end_ns = step.trace.ops[op].name, start_ns + step.op_ns(op)
+    name = step.trace.ops[op].name
+    end_ns = start_ns + (step.op_ns(op) if kind == "op" else step.own_ns(op))
     return Span(lane="compute", kind=kind, name=name, start_ns=start_ns, end_ns=end_ns, op=op)
 
 

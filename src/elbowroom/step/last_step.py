@@ -20,6 +20,7 @@ import numpy.typing as npt
 
 from elbowroom.errors import UsageError
 from elbowroom.step.idle_windows import Window, parts_of, state_windows
+from elbowroom.step.overlap import Overlap, overlap_of
 from elbowroom.step.released_gradients import Lives, released_windows, replaced_gradients
 from elbowroom.trace import Category, Part, Save, Step, Trace
 from elbowroom.units import NONE, format_bytes
@@ -73,6 +74,7 @@ class LastStep:
         used_op: per window, the first op from idle_from on that reads or writes it before it is read back, else end_op.
         storage_bytes: per storage, its bytes.
         first_event: index of the step's first event.
+        overlap: when the collectives of the step run; None if it has none.
         scratch: by op, (number of its earlier events, bytes) of a workspace that the trace has no storage for.
     """
 
@@ -105,6 +107,7 @@ class LastStep:
     storage_bytes: Ints
     first_event: int
     scratch: Mapping[int, tuple[int, int]]
+    overlap: Overlap | None
 
     def points(self, positions: Ints) -> Ints:
         """Return the point of each position."""
@@ -168,9 +171,13 @@ class LastStep:
         k = op - self.first_op
         return int(self.at_ns[k + 1] - self.at_ns[k])
 
+    def own_ns(self, op: int) -> int:
+        """Return the time of one op without waits for collectives."""
+        return self.op_ns(op) - (0 if self.overlap is None else self.overlap.waits_ns.get(op, 0))
+
     def time_of(self, ops: Iterable[int]) -> int:
-        """Return the time of some ops, one after the other."""
-        return sum(map(self.op_ns, ops))
+        """Return the time of some ops that run again, one after the other."""
+        return sum(map(self.own_ns, ops))
 
     def op_at(self, point: int) -> int:
         """Return the op during which (or directly after which) a point lies; the last op for the end of the step."""
@@ -212,7 +219,9 @@ def last_step(trace: Trace) -> LastStep:
 def _derived(trace: Trace) -> LastStep:
     step = _step_with_ops(trace)
     saves = tuple(s for s in trace.saves if step.first_op <= s.saved_at <= step.end_op)
-    at_ns = _cumulative(trace.ops[p].duration_ns for p in range(step.first_op, step.end_op))
+    overlap = overlap_of(trace, step)
+    durations = (op.duration_ns for op in trace.ops[step.first_op : step.end_op])
+    at_ns = _cumulative(durations if overlap is None else overlap.op_ns)
     level, point_of, born, gone = _levels(trace, step)
     replaced = replaced_gradients(trace, step, lives := Lives(born=listed(born), gone=listed(gone), end=len(level)))
     released = released_windows(trace, step, lives, listed(point_of), replaced)
@@ -247,6 +256,7 @@ def _derived(trace: Trace) -> LastStep:
         storage_bytes=sizes,
         first_event=bisect_left(trace.events, step.first_op, key=itemgetter(0)),
         scratch={},
+        overlap=overlap,
         **per_window,
     )
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import importlib
 from contextlib import suppress
 from datetime import timedelta
 from typing import Any, NamedTuple
@@ -42,6 +43,11 @@ def default_meeting() -> Meeting | None:
         store.set_timeout(PATIENCE)
         return Meeting(store, torch.distributed.get_rank(), torch.distributed.get_world_size())
     return None
+
+
+def resolved_group(name: str) -> Any:
+    """Return the group that a functional collective names."""
+    return importlib.import_module("torch._C._distributed_c10d")._resolve_process_group(name)
 
 
 def ranks_of_group() -> int:

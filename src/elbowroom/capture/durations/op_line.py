@@ -12,7 +12,8 @@ class OpLine(NamedTuple):
 
     `arguments` are by position: shapes, flags, numbers, lists of these, and None for the rest. `dtype` is that of the
     first tensor among them. `moved_bytes` are those of the tensors that it reads and makes. `form` is that of
-    `Compared`, `source_line` a number of `SourceLines`.
+    `Compared`, `source_line` a number of `SourceLines`. `stream` is a number of torch's, `exchange` the group and
+    the bytes of a collective.
     """
 
     name: str
@@ -25,3 +26,5 @@ class OpLine(NamedTuple):
     moved_bytes: int = 0
     form: str = ""
     source_line: int | None = None
+    stream: int = 0
+    exchange: tuple[int, int] | None = None

@@ -26,7 +26,9 @@ from elbowroom.capture.script.order import COMPILING, TIMEOUT_S, WRITING, Script
 from elbowroom.capture.script.read_files import READ
 from elbowroom.capture.script.script_errors import over
 from elbowroom.errors import CaptureError, FormatError, UsageError
+from elbowroom.hardware.interconnects import Interconnect
 from elbowroom.machine import Machine
+from elbowroom.step.exchange_times import with_exchange_times
 from elbowroom.step.least_size import LEAST_BYTES
 from elbowroom.step.parameter_uses import with_uses
 from elbowroom.trace import Trace
@@ -98,6 +100,7 @@ def capture_script(
     network: bool = False,
     compiled: bool = False,
     job: JobRank | None = None,
+    interconnect: str | None = None,
     kept: bool = False,
     **listeners: Unpack[Listeners],
 ) -> Trace:
@@ -117,6 +120,8 @@ def capture_script(
         min_size: with these two, smaller states and parameters stay; bytes, or text such as "4MiB".
         network: let the script use the network, as to download data; it is refused otherwise (docs/safety.md).
         compiled: add a remark on what torch.compile saves for backward, which takes up to 20 seconds more.
+        interconnect: how the ranks of a job reach each other, such as "nvlink-4,8xndr" (docs/ranks.md); None for what
+            is usual with the GPU.
         job: the process of many that it is, as `JobRank.of(0, 1024)`, with the environment that torchrun gives it.
         kept: take the trace of an earlier capture if nothing that the script read has changed, or keep this one.
         listeners: on_step, on_asked, on_phase: see `Listeners` in capture/script/script.py.
@@ -139,9 +144,13 @@ def capture_script(
         job=() if job is None else (job.rank, job.ranks, job.local_ranks),
         kept=kept,
     )
+    target = _gpu(machine)
+    usual = Interconnect.of_gpu(target.name, target.compute_capability)
+    wires = Interconnect.of(interconnect) if interconnect else usual
     variables = {**({} if job is None else job.environment()), **(environment or {})}
-    found = _captured(order, _gpu(machine), variables, ChildProgress.of(listeners))
-    return with_uses(found, parse_bytes(min_size)) if parameters else found
+    found = _captured(order, target, variables, ChildProgress.of(listeners))
+    timed = with_exchange_times(found, wires)
+    return with_uses(timed, parse_bytes(min_size)) if parameters else timed
 
 
 def capture_in_ram(

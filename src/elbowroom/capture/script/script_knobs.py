@@ -62,7 +62,7 @@ class Knob:
         if self.at is None:
             return Variation(arguments=(*words, self.name, str(value)))
         before, equals, _ = words[self.at].partition("=")
-        word = f"{before}={value}" if equals and _spelling(before) == _spelling(self.name) else str(value)
+        word = f"{before}={value}" if equals and spelling(before) == spelling(self.name) else str(value)
         return Variation(arguments=(*words[: self.at], word, *words[self.at + 1 :]))
 
     @property
@@ -129,6 +129,21 @@ def find_knob(vary: Range, script: str, arguments: Sequence[str]) -> Knob:
     return _unseen(vary, script)
 
 
+def seen_knobs(name: str, script: str, arguments: Sequence[str]) -> list[Knob]:
+    """Return what a name is among the given words, or in the script; nothing if it is in neither."""
+    given = _given(name, arguments)
+    return list(_in_script(name, script)) if given is None else [given]
+
+
+def given_value(name: str, arguments: Sequence[str]) -> str | None:
+    """Return the value that the given words have for a name; None if they have none."""
+    given = _given(name, arguments)
+    if given is None or given.at is None:
+        return None
+    word = arguments[given.at]
+    return word.partition("=")[2] if spelling(word.partition("=")[0]) == spelling(name) else word
+
+
 def _unseen(vary: Range, script: str) -> Knob:
     """Take a name that the script does not mention as an option or variable that a library of its reads."""
     if vary.kind == "const":
@@ -148,7 +163,7 @@ def _given(name: str, arguments: Sequence[str]) -> Knob | None:
     """Find the last given word that sets it: --name V, --name=V or name=V."""
     for index in range(len(arguments) - 1, -1, -1):
         option, equals, _ = arguments[index].partition("=")
-        if _spelling(option) != _spelling(name):
+        if spelling(option) != spelling(name):
             continue
         if equals:
             return Knob(kind="arg", name=option, at=index)
@@ -161,12 +176,12 @@ def _in_script(name: str, script: str) -> Iterator[Knob]:
     """Yield the knobs of this name in the script itself."""
     tree = _tree(script)
     texts = {node.value for node in ast.walk(tree) if isinstance(node, ast.Constant) and isinstance(node.value, str)}
-    for option in sorted(text for text in texts if text.startswith("-") and _spelling(text) == _spelling(name)):
+    for option in sorted(text for text in texts if text.startswith("-") and spelling(text) == spelling(name)):
         yield Knob(kind="arg", name=option, how=f"{name} is the argument {option}")
     if name in texts and (name in os.environ or _asks_environment(tree, name)):
         yield Knob(kind="env", name=name, how=f"{name} is an environment variable")
     constants = constants_of(tree)
-    same = [name] if name in constants else [each for each in constants if _spelling(each) == _spelling(name)]
+    same = [name] if name in constants else [each for each in constants if spelling(each) == spelling(name)]
     for constant in same:
         yield Knob(kind="const", name=constant, how=f"{name} is the constant {constant} = {constants[constant]}")
 
@@ -196,6 +211,6 @@ def _tree(script: str) -> ast.Module:
         raise UsageError(f"{script}: is no Python: {problem}; correct it, or check the path") from None
 
 
-def _spelling(name: str) -> str:
+def spelling(name: str) -> str:
     """Normalise a name: without leading dashes, with underscores for dashes, in one case."""
     return name.lstrip("-").replace("-", "_").lower()

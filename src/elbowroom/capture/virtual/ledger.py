@@ -21,6 +21,7 @@ from elbowroom.capture.virtual.mapped_files import of_file
 from elbowroom.capture.virtual.ops import sparse
 from elbowroom.capture.virtual.torch_cuda.cuda_streams import VirtualStreams
 from elbowroom.capture.virtual.wrappers import is_wrapper, parts_of
+from elbowroom.hardware.interconnects import Communicator
 from elbowroom.torch_compat.core import storage_key, unwrapped
 from elbowroom.trace import Category, Part, PartKind, RemarkKind
 
@@ -69,6 +70,7 @@ class Ledger:
         remarks: number of remarks by (kind, name).
         streams: the stream on which the present op runs.
         source_lines: the user's lines that ops come from.
+        communicators: groups of ranks, by the number that an `OpLine.exchange` has.
         asked: values of the GPU that the script read other than its `Facts`, such as "name".
         begins: called before the first storage.
         replayed: called when a CUDA graph is replayed.
@@ -90,6 +92,7 @@ class Ledger:
         self.remarks: dict[tuple[RemarkKind, str], int] = {}
         self.streams = VirtualStreams()
         self.source_lines = SourceLines()
+        self.communicators: list[Communicator] = []
         self.asked: set[str] = set()
         self.begins: Callable[[], None] | None = None
         self.replayed: Callable[[], None] | None = None

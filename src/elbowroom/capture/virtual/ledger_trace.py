@@ -11,7 +11,7 @@ from elbowroom.capture.durations.op_line import OpLine
 from elbowroom.capture.flops import flops
 from elbowroom.capture.virtual.ledger import Ledger, StorageLine
 from elbowroom.machine import Machine
-from elbowroom.trace import Event, OnStream, Op, Remark, Step, Storage, Trace, Workspace
+from elbowroom.trace import Event, Exchange, OnStream, Op, OpStream, Remark, Step, Storage, Trace, Workspace
 
 OWNED = ("parameter", "buffer", "gradient", "optimizer_state", "workspace")
 """Categories that are never swapped, whatever autograd saves."""
@@ -47,9 +47,19 @@ def assemble(ledger: Ledger, step_ends: list[int], machine: Machine) -> Trace:
         remarks=tuple(
             Remark(kind=kind, name=name, count=count) for (kind, name), count in sorted(ledger.remarks.items())
         ),
+        communicators=tuple(ledger.communicators),
+        exchanges=tuple(Exchange(i, *line.exchange) for i, line in enumerate(ledger.ops) if line.exchange),
+        op_streams=_op_streams(ledger),
         source_lines=tuple(texts[number] for number in lines),
         op_source_lines=tuple(None if line.source_line is None else lines[line.source_line] for line in ledger.ops),
     )
+
+
+def _op_streams(ledger: Ledger) -> tuple[OpStream, ...]:
+    """Return the ops of other streams, which are numbered as they first come."""
+    numbers: dict[int, int] = {}
+    named = ((i, line.stream) for i, line in enumerate(ledger.ops) if line.stream)
+    return tuple(OpStream(i, numbers.setdefault(stream, len(numbers) + 1)) for i, stream in named)
 
 
 def _workspaces(ledger: Ledger) -> dict[int, int]:

@@ -297,7 +297,10 @@ class VirtualMode(DispatchMode):
         index, storages = len(ledger.ops), len(ledger.storages)
         form = self._form(func, [*given, *results])
         source_line = self._source_line(backward)
-        ledger.ops.append(OpLine(_name(func), path, phase, reads, (), form=form, source_line=source_line))
+        line = OpLine(_name(func), path, phase, reads, (), form=form, source_line=source_line)
+        ledger.ops.append(
+            line._replace(stream=ledger.streams.current(), exchange=collectives.exchanged(ledger, func, args, given))
+        )
         scratch.allocate(self, func, args, kwargs, results)
         if not effects.views:
             new = tuple(number for number in ledger.numbers_of(results) if number >= storages)
@@ -328,14 +331,23 @@ class VirtualMode(DispatchMode):
             moved = sum(map(bytes_of, (*read, *written)))
             reads, dtype = self.ledger.numbers_of(read), str(read[0].dtype)[6:]
             line = OpLine(name, self._path(backward), phase, reads, numbers, dtype=dtype, moved_bytes=moved)
-            line = line._replace(source_line=self._source_line(backward))
+            line = line._replace(source_line=self._source_line(backward), stream=self.ledger.streams.current())
             self.ledger.ops.append(line)
             for tensor in written:
                 self.values.drop(tensor)
 
     @contextmanager
-    def collective(self, name: str, read: list[torch.Tensor], written: list[torch.Tensor]) -> Iterator[None]:
-        """Note a collective of tensors on the GPU; the copies inside, which stand for it, are no ops."""
+    def collective(
+        self, name: str, read: list[torch.Tensor], written: list[torch.Tensor], group: int | None = None
+    ) -> Iterator[None]:
+        """Note a collective of tensors on the GPU; the copies inside, which stand for it, are no ops.
+
+        Args:
+            name: its name.
+            read: tensors that it reads.
+            written: tensors that it writes.
+            group: number of its communicator in the ledger.
+        """
         with self._lock:
             reads, writes = self.ledger.numbers_of(read), self.ledger.numbers_of(written)
             if not self.off and (reads or writes):
@@ -344,7 +356,11 @@ class VirtualMode(DispatchMode):
                 backward = in_backward()
                 phase: Phase = "backward" if backward else "optimizer" if self.optimizing else self.phase_outside
                 line = OpLine(name, self._path(backward), phase, reads, writes)
-                self.ledger.ops.append(line._replace(source_line=self._source_line(backward)))
+                size_bytes = max(sum(map(bytes_of, read)), sum(map(bytes_of, written)))
+                exchange = None if group is None else (group, size_bytes)
+                stream = self.ledger.streams.current()
+                line = line._replace(source_line=self._source_line(backward), stream=stream, exchange=exchange)
+                self.ledger.ops.append(line)
             self._quiet += 1
             try:
                 yield

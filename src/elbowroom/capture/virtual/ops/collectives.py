@@ -8,7 +8,13 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Any
 
+import torch
+
+from elbowroom.capture.virtual.ops.effects import bytes_of
+from elbowroom.torch_compat.process_groups import resolved_group
+
 if TYPE_CHECKING:
+    from elbowroom.capture.virtual.ledger import Ledger
     from elbowroom.capture.virtual.mode import Special, VirtualMode
 
 
@@ -23,6 +29,21 @@ def _wait(mode: VirtualMode, func: Any, args: tuple[Any, ...], _kwargs: dict[str
 def _wrap(_mode: VirtualMode, func: Any, args: tuple[Any, ...], _kwargs: dict[str, Any]) -> Any:
     """Make a tensor that waits at its first use, by torch's own kernel, which allocates nothing."""
     return func(*args)
+
+
+def exchanged(ledger: Ledger, func: Any, args: tuple[Any, ...], given: list[torch.Tensor]) -> tuple[int, int] | None:
+    """Return the group and the bytes of a functional collective; None for any other op.
+
+    Its last argument is the name of the group. It is counted with what comes of it: a gathering makes as many times
+    more as the group has ranks.
+    """
+    name = str(func)
+    if not name.startswith("_c10d_functional.") or not args or not isinstance(args[-1], str):
+        return None
+    group: Any = resolved_group(args[-1])
+    number = group.communicator()
+    size_bytes = sum(bytes_of(tensor) for tensor in given)
+    return number, size_bytes * (ledger.communicators[number].ranks if "all_gather" in name else 1)
 
 
 def drawn(mode: VirtualMode, op: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:

@@ -6,7 +6,7 @@ rank of any number of them. torch's own fake group was tried: its gathered tenso
 DistributedDataParallel end with an error there.
 
 Each collective of tensors on the GPU is an op of the trace, named as in c10d. It reads and writes the storages of its
-tensors, and takes no time: collectives run on a stream of their own, and how much of one is hidden is not modelled.
+tensors. The trace has its group of ranks and its bytes, of which its time is made (capture/exchange_times.py).
 """
 
 from __future__ import annotations
@@ -20,9 +20,10 @@ from typing import TYPE_CHECKING, Any, final
 
 import torch
 
-from elbowroom.capture.job_rank import JobRank
+from elbowroom.capture.job_rank import MOST_ON_A_NODE, JobRank
 from elbowroom.engine.storages import tensors_of
 from elbowroom.errors import CaptureError
+from elbowroom.hardware.interconnects import Communicator
 from elbowroom.torch_compat.device_modules import done_work
 
 if TYPE_CHECKING:
@@ -30,7 +31,7 @@ if TYPE_CHECKING:
 
 Change = tuple[Any, str, Any]
 NAME = "elbowroom"
-OTHERS = "{} processes (estimated is one of them, without NCCL's own memory: 0.3 to 7 GB are reported)"
+OTHERS = "{} processes (estimated is one of them)"
 Tensors = Sequence[torch.Tensor]
 
 
@@ -44,9 +45,11 @@ class Groups:
 
     Attributes:
         ranks: processes of the default group, 0 before there is one.
+        members: ranks of the group that is being made; empty for all of them.
     """
 
     current: Groups | None = None
+    members: tuple[int, ...] = ()
 
     def __init__(self, mode: VirtualMode, job: JobRank | None = None) -> None:
         self.mode = mode
@@ -77,6 +80,17 @@ class Groups:
         places = (dist, distributed_c10d, device_mesh)
         patched = ((place, name, value) for name, value in found.items() for place in places if hasattr(place, name))
         return [hook, *patched, (distributed_c10d, "_new_process_group_helper", _of_ours(helper))]
+
+    def noted(self, members: tuple[int, ...]) -> int:
+        """Note a group of ranks in the ledger; return its number there."""
+        ledger = self.mode.ledger
+        rank, local = int(os.environ.get("RANK") or 0), int(os.environ.get("LOCAL_WORLD_SIZE") or 0)
+        if self._job is not None:
+            rank, local = self._job.rank, self._job.local_ranks
+        local = local or min(self.ranks, MOST_ON_A_NODE)
+        here = sum(each // local == rank // local for each in members)
+        ledger.communicators.append(Communicator(len(members), max(1, here), max(local, here)))
+        return len(ledger.communicators) - 1
 
     def _init(self, function: Callable[..., Any]) -> Callable[..., Any]:
         def init(backend: str | None = None, init_method: str | None = None, *args: Any, **how: Any) -> None:
@@ -134,6 +148,7 @@ def _of_ours(function: Callable[..., Any]) -> Callable[..., Any]:
     def made(*args: Any, **how: Any) -> Any:
         given = signature.bind(*args, **how).arguments
         given["backend"] = NAME
+        Groups.members = tuple(given.get("global_ranks_in_group") or ())
         for name in ("backend_options", "pg_options", "device_id"):
             if name in given:
                 given[name] = None
@@ -156,9 +171,18 @@ def _register() -> None:
 
 def _made(_store: Any, rank: int, size: int, _timeout: Any) -> Any:
     """Make a group; its class is made here, as not every build of torch has its base."""
+    members = Groups.members or tuple(range(size))
 
     class Group(torch.distributed.ProcessGroup):
         """A group of processes, of which only this one exists."""
+
+        number: int | None = None
+
+        def communicator(self) -> int | None:
+            """Return the number of the group in the ledger, where it is noted at its first collective."""
+            if self.number is None and Groups.current is not None:
+                self.number = Groups.current.noted(members)
+            return self.number
 
         def size(self) -> int:
             return size
@@ -192,7 +216,7 @@ def _noting(name: str, function: Callable[..., Any]) -> Callable[..., Any]:
         targets = list(tensors_of(args[:1]))
         sources = list(tensors_of(args[1:2])) if name not in IN_PLACE else targets
         assert Groups.current is not None
-        with Groups.current.mode.collective(f"c10d.{name}", sources, targets):
+        with Groups.current.mode.collective(f"c10d.{name}", sources, targets, group.communicator()):
             return function(group, *args, **how)
 
     return done
