@@ -44,6 +44,31 @@ class BytesRange:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+class PlannedFigures:
+    """What a plan that was found quickly does for a script that does not fit. Times are simulated.
+
+    Attributes:
+        fits: whether the script trains there under the plan.
+        means: what the plan may move: swap, state, gradient, and parameter if nothing less was enough.
+        slowdown: how many times as long a step takes as with everything kept; null without a plan that fits.
+        step_ns: simulated time of a step under the plan; null without one that fits.
+        kept_step_ns: that time with everything kept, with room for it; null without a plan that fits.
+        host_bytes: the most bytes on the host; null without a plan that fits.
+        disk_bytes: the most bytes on the disk; null without a plan that fits.
+        needed_bytes: device memory that the plan needs; without one, the least that was found to be enough.
+    """
+
+    fits: bool
+    means: tuple[str, ...]
+    slowdown: float | None
+    step_ns: int | None
+    kept_step_ns: int | None
+    host_bytes: int | None
+    disk_bytes: int | None
+    needed_bytes: int
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class MachineEstimate:
     """What a script needs on one GPU.
 
@@ -69,6 +94,8 @@ class MachineEstimate:
         modules: bytes at the allocated peak by module, the ten largest first.
         other_modules_bytes: the same of all further modules.
         rounding_bytes: what the allocator's rounding adds to them.
+        planned: how a script that does not fit would train there under a plan that was found quickly; null where it
+            fits, and where no such plan was made.
         collectives: what the last step sends to other processes and receives, by kind, the most bytes first.
         remarks: what the capture did not know, assumed or kept away.
     """
@@ -94,6 +121,7 @@ class MachineEstimate:
     modules: tuple[ModuleShare, ...]
     other_modules_bytes: int
     rounding_bytes: int
+    planned: PlannedFigures | None
     collectives: tuple[Collectives, ...]
     remarks: tuple[Remark, ...]
 
