@@ -10,6 +10,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Literal, NamedTuple
 
+from elbowroom.answers.moved_bytes import MovedBytes
 from elbowroom.hardware.gpu_table import Figure
 from elbowroom.hardware.gpus import FigureSource
 from elbowroom.machine import Link, Tier
@@ -339,6 +340,7 @@ class PlanAnswer:
         bound: how good the plan is; null where nothing was proven.
         everything_kept: the step with everything kept, simulated.
         simulated: the step under the plan, simulated; null where no plan meets the budget.
+        moved: what the step moves under the plan, by kind of storage and by link; null where no plan meets the budget.
         early: what was not tried, where the search ended early; "" where it did not.
         files: what was written, in that order.
     """
@@ -359,6 +361,7 @@ class PlanAnswer:
     bound: BoundFigures | None
     everything_kept: TimelineFigures
     simulated: TimelineFigures | None
+    moved: tuple[MovedBytes, ...] | None
     early: str
     files: tuple[WrittenFile, ...]
 
