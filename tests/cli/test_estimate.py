@@ -77,6 +77,7 @@ class Captures:
         compiled: bool = False,
         job: JobRank | None = None,
         in_parts: bool = False,
+        parameters: bool = False,
         min_size: int = 0,
     ) -> Trace:
         (self.in_parts if in_parts else self.calls).append(

@@ -23,6 +23,7 @@ from elbowroom.planners.budget.run_budget import Course, CourseRequest, course_w
 from elbowroom.planners.problem import DEFAULT_MEANS, Means
 from elbowroom.planners.request import PlanRequest
 from elbowroom.simulate.simulate import simulate
+from elbowroom.step.handed_gradients import without_handed
 from elbowroom.step.least_size import least_size
 from elbowroom.step.parameter_uses import with_uses
 from elbowroom.trace import Trace
@@ -111,7 +112,9 @@ def _means_of(trace: Trace) -> Sequence[tuple[Means, ...]]:
 def _request(trace: Trace, machine: Machine, budget_bytes: int, means: tuple[Means, ...]) -> CourseRequest:
     least_bytes = least_size(budget_bytes)
     shown = with_accumulations(trace)
-    if "parameter" in means and not any(part.kind == "use" for part in trace.parts):
+    if "parameter" not in means:
+        shown = without_handed(shown)
+    elif not any(part.kind == "use" for part in trace.parts):
         shown = with_uses(shown, least_bytes)
     return CourseRequest(
         trace=restricted(shown, means),

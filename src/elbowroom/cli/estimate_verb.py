@@ -171,7 +171,9 @@ def _in_parts(script: scripts.Script, trace: Trace, case: Case, arguments: argpa
     machine, job = case
     own = {} if job is None else {"job": job}
     least_bytes = least_size(machine.tiers[0].capacity_bytes)
-    made = scripts.captured(script, machine, arguments, watch, in_parts=True, min_size=least_bytes, **own)
+    made = scripts.captured(
+        script, machine, arguments, watch, in_parts=True, parameters=True, min_size=least_bytes, **own
+    )
     return replace(made, remarks=trace.remarks)
 
 

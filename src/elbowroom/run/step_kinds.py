@@ -18,6 +18,7 @@ from elbowroom.planners.budget.run_budget import Course
 from elbowroom.run.conv_algorithms import Choices, chosen_of
 from elbowroom.run.recompute.call_recorder import Calls
 from elbowroom.run.recompute.recompute_run import Rebuilder
+from elbowroom.step.idle_windows import OF_ONE_OP
 from elbowroom.step.last_step import last_step, listed
 from elbowroom.step.moves import each_once, moves_of_plan, peak_in_one_go, tiers_of_plan
 from elbowroom.step.schedule import Schedule, Turn, compile_schedule, turns_of
@@ -225,7 +226,7 @@ def known_of(trace: Trace, course: Course, machine: Machine, budget_bytes: int) 
 
 def has_parts(trace: Trace) -> bool:
     """Return whether optimizers' steps were carried out in parts."""
-    return any(part.kind != "use" for part in trace.parts)
+    return any(part.kind not in OF_ONE_OP for part in trace.parts)
 
 
 def lower_bytes(known: StepKind) -> dict[TierName, int]:

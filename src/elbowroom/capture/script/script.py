@@ -27,6 +27,7 @@ from elbowroom.capture.script.read_files import READ
 from elbowroom.capture.script.script_errors import over
 from elbowroom.errors import CaptureError, FormatError, UsageError
 from elbowroom.machine import Machine
+from elbowroom.step.handed_gradients import without_handed
 from elbowroom.step.least_size import LEAST_BYTES
 from elbowroom.step.parameter_uses import with_uses
 from elbowroom.trace import Trace
@@ -141,7 +142,7 @@ def capture_script(
     )
     variables = {**({} if job is None else job.environment()), **(environment or {})}
     found = _captured(order, _gpu(machine), variables, ChildProgress.of(listeners))
-    return with_uses(found, parse_bytes(min_size)) if parameters else found
+    return with_uses(found, parse_bytes(min_size)) if parameters else without_handed(found)
 
 
 def capture_in_ram(
@@ -178,7 +179,7 @@ def capture_in_ram(
         counts_files=counts_files,
         kept=kept,
     )
-    return _captured(order, machine, {}, ChildProgress.of({}))
+    return without_handed(_captured(order, machine, {}, ChildProgress.of({})))
 
 
 def _captured(
