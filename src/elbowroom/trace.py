@@ -38,7 +38,7 @@ RemarkKind = Literal[
     "allocator_settings",
     "compiled",
 ]
-PartKind = Literal["optimizer", "accumulation", "use"]
+PartKind = Literal["optimizer", "accumulation", "use", "handed"]
 PART_KINDS: tuple[PartKind, ...] = get_args(PartKind)
 REMARK_KINDS: tuple[RemarkKind, ...] = get_args(RemarkKind)
 PHASES: tuple[Phase, ...] = get_args(Phase)
@@ -183,15 +183,16 @@ class Part:
 
     It is a part of an optimizer's step, with the ops of some of its parameters. Or it is an accumulation, in which
     backward writes the gradient of a parameter. An accumulation that adds nothing has no op. Or it is one op that uses
-    the bytes of parameters; such uses may lie inside other parts.
+    the bytes of parameters; such uses may lie inside other parts. Or it is one op of torch's clipping or gradient
+    scaler on gradients, which come back for it in parts and leave again.
 
     Attributes:
         first_op: its first op.
         end_op: one past its last op.
         storages: storages that must be on the device in it and may be away outside, in a fixed order: optimizer states
             and the gradients that nothing reads after the part, the gradient of an accumulation, or the parameters of a
-            use.
-        kind: "optimizer" for a part of an optimizer's step, "accumulation" or "use".
+            use. Those of a handed op may be away before and after it.
+        kind: "optimizer" for a part of an optimizer's step, "accumulation", "use" or "handed".
     """
 
     first_op: int
@@ -426,14 +427,15 @@ class Trace(Filed):
             expected = step.end_op
 
     def _check_parts(self) -> None:
-        """Check that parts follow one another, uses by themselves, and that no part crosses the end of a step."""
-        last = {False: 0, True: 0}
+        """Check that parts follow one another, those of one op by themselves, and that none crosses a step's end."""
+        last = {"use": 0, "handed": 0, "": 0}
         for index, part in enumerate(self.parts):
             where = f"Trace.parts[{index}]"
-            rules.integer(f"{where}.first_op", part.first_op, least=last[part.kind == "use"], most=len(self.ops))
+            group = part.kind if part.kind in last else ""
+            rules.integer(f"{where}.first_op", part.first_op, least=last[group], most=len(self.ops))
             rules.integer(f"{where}.end_op", part.end_op, most=len(self.ops))
             rules.integers(f"{where}.storages", part.storages, most=len(self.storages) - 1)
-            last[part.kind == "use"] = part.end_op
+            last[group] = part.end_op
             if any(part.first_op < step.end_op < part.end_op for step in self.steps):
                 rules.refuse(f"{where}.end_op", part.end_op, "an op of the step in which it begins")
 

@@ -57,6 +57,7 @@ class Captures:
         self.values: list[int] = []
         self.asked: frozenset[str] = frozenset()
         self.calls: list[dict[str, Any]] = []
+        self.in_parts: list[dict[str, Any]] = []
 
     def __call__(
         self,
@@ -76,8 +77,11 @@ class Captures:
         compiled: bool = False,
         job: JobRank | None = None,
         interconnect: str | None = None,
+        in_parts: bool = False,
+        parameters: bool = False,
+        min_size: int = 0,
     ) -> Trace:
-        self.calls.append(
+        (self.in_parts if in_parts else self.calls).append(
             {
                 "job": job,
                 "interconnect": interconnect,
@@ -88,6 +92,7 @@ class Captures:
                 "steps": steps,
                 "timeout_s": timeout_s,
                 "network": network,
+                "min_size": min_size,
             }
         )
         given = [*argv, *(environment or {}).values(), *(constants or {}).values()]
@@ -576,3 +581,43 @@ def test_a_trace_of_a_cpu_is_no_estimate_of_a_gpu(script: str, capsys: pytest.Ca
 
     assert main(["estimate", "trace.json", "--gpu", "rtx2080ti"]) == 2
     assert "given a trace of device cpu; allowed is one of a GPU" in capsys.readouterr().err
+
+
+def test_what_does_not_fit_is_captured_in_parts_and_planned_and_what_fits_is_not(
+    script: str, captures: Callable[..., Captures], capsys: pytest.CaptureFixture[str]
+) -> None:
+    asked = captures(lambda _: 12 * GIB)
+
+    assert main(["estimate", script, "--gpu", "a100-40gb,rtx2080ti", "--json"]) == 1
+    fits, full = answer(capsys)["estimates"]
+
+    # no plan can move the activation, as nothing saves it
+    assert fits["planned"] is None
+    assert full["planned"] == {
+        "fits": False,
+        "means": ["swap", "state", "gradient"],
+        "slowdown": None,
+        "step_ns": None,
+        "kept_step_ns": None,
+        "host_bytes": None,
+        "disk_bytes": None,
+        "needed_bytes": 12 * GIB + Machine.of("rtx2080ti").outside_bytes,
+    }
+    assert [(each["machine"].name, each["min_size"]) for each in asked.in_parts] == [("rtx2080ti", 2**20)]
+    assert main(["estimate", script, "--gpu", "rtx2080ti"]) == 1
+    out = " ".join(capsys.readouterr().out.split())
+    assert "No plan that was tried makes it fit: the least found needs" in out
+
+
+def test_an_answer_is_kept_where_the_capture_for_its_plan_fails(
+    script: str, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    def once(*_: object, in_parts: bool = False, **__: object) -> Trace:
+        if in_parts:
+            raise CaptureError("train.py: its optimizer cannot step in parts")
+        return trace_of(12 * GIB)
+
+    monkeypatch.setattr(capture_module, "capture_script", once)
+
+    assert main(["estimate", script, "--gpu", "rtx2080ti", "--json"]) == 1
+    assert answer(capsys)["estimates"][0]["planned"] is None

@@ -116,6 +116,7 @@ def test_a_budget_that_cannot_be_met_exits_with_1_and_names_the_least(
     found = answered(out, "plan")
     assert (found["feasible"], found["budget_bytes"], found["swaps"]) == (False, GIB, None)
     assert found["least_feasible_bytes"] >= 2 * GIB
+    assert found["moved"] is None
     assert found["everything_kept"]["peak_allocated_bytes"] == 6 * GIB
     assert err == f"elbowroom: {found['message']}\n"
 
@@ -133,6 +134,9 @@ def test_json_has_the_plan_in_figures(script: str, capsys: pytest.CaptureFixture
     assert found["everything_kept"]["peak_allocated_bytes"] == 6 * GIB
     assert found["simulated"]["peak_reserved_bytes"] <= 4 * GIB
     assert found["simulated"]["utilisation"] == 1.0
+    (moved,) = found["moved"]
+    assert (moved["category"], moved["upper"], moved["lower"]) == ("activation", "device", "host")
+    assert moved["out_bytes"] == moved["back_bytes"] == 2 * GIB
 
 
 def test_the_least_budget_at_a_slowdown(script: str, capsys: pytest.CaptureFixture[str]) -> None:

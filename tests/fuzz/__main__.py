@@ -19,6 +19,7 @@ FOUND = (AssertionError, ElbowroomError, ArithmeticError, LookupError, RuntimeEr
 EXAMINE: dict[str, Callable[[int], Counter[str]]] = {
     "plans": lambda seed: properties.examine(cases.case(seed)),
     "trainings": lambda seed: trainings.examine(trainings.case(seed)),
+    "weights": lambda seed: trainings.examine_with_all_away(trainings.case(seed)),
 }
 """Looks at the case of a seed, and says what there was."""
 

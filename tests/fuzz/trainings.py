@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import warnings
 from collections import Counter
-from collections.abc import Callable, Sequence
-from contextlib import suppress
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 from random import Random
 from typing import Any
@@ -14,10 +14,22 @@ import torch
 from torch import Tensor, nn
 
 import elbowroom as er
+from elbowroom.engine import parameters
 from elbowroom.planners import Means
+from elbowroom.planners.budget import run_budget
 from elbowroom.run.room import Room
 from tests.fuzz.graphs import SIZE, Made
-from tests.torch.helpers import MIN_SIZE_BYTES, Training, assert_equal, mean_square, needs, train, train_within
+from tests.torch.helpers import (
+    MIN_SIZE_BYTES,
+    Training,
+    assert_equal,
+    finish,
+    mean_square,
+    needs,
+    seeded,
+    train,
+    train_within,
+)
 
 ROWS = 96
 
@@ -240,6 +252,62 @@ def examine(case: Case) -> Counter[str]:
     if exact and room.measured is not None and not any(step.mismatches for step in room.steps):
         assert room.measured.peak_allocated_bytes <= budget, f"{room.measured.peak_allocated_bytes} of {budget} bytes"
     return Counter({"equal": 1, **dict.fromkeys(_did(room), 1)})
+
+
+def examine_with_all_away(case: Case) -> Counter[str]:
+    """Train it plain and with all away whenever idle, parameters too; what happened. Raises AssertionError."""
+    reads = Random(case.seed).choice(READERS)
+
+    def setup() -> Training:
+        made = case.setup()
+        for optimizer in made.optimizers:
+            optimizer.register_step_pre_hook(lambda own, *_: reads([p for g in own.param_groups for p in g["params"]]))
+        return made
+
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")
+        plain = train(setup, case.steps)
+        means: tuple[Means, ...] = ("swap", "state", "gradient", "parameter")
+        with all_move(), er.within("100GiB", min_size=MIN_SIZE_BYTES, planner="on_demand", allow=means) as room:
+            inside = finish(seeded(setup), case.steps)
+    assert_equal(inside, plain)
+    return Counter({"equal": 1, reads.__name__: 1, **dict.fromkeys(_did(room), 1)})
+
+
+def nothing_reads(_: list[Tensor]) -> None: ...
+
+
+def clips(learnt: list[Tensor]) -> None:
+    nn.utils.clip_grad_norm_(learnt, 0.5)
+
+
+def clips_by_hand(learnt: list[Tensor]) -> None:
+    norm = sum(float(p.grad.norm()) ** 2 for p in learnt if p.grad is not None) ** 0.5
+    for p in learnt:
+        if p.grad is not None:
+            p.grad.mul_(min(1.0, 0.5 / (norm + 1e-6)))
+
+
+def adds_the_weights(learnt: list[Tensor]) -> None:
+    for p in learnt:
+        if p.grad is not None:
+            p.grad = p.grad + 1e-3 * p.detach() + p.norm().detach() * 1e-6
+
+
+READERS = (nothing_reads, clips, clips_by_hand, adds_the_weights)
+"""Code that reads gradients, and weights, before the optimizer steps."""
+
+
+@contextmanager
+def all_move() -> Iterator[None]:
+    """Let plans move everything, and let models leave as they come, as on CUDA."""
+    before = run_budget._ways, parameters._loads, torch.cuda.memory_allocated
+    run_budget._ways, parameters._loads = (lambda asked: [asked]), (lambda device: True)
+    torch.cuda.memory_allocated = lambda device=None: 0
+    try:
+        yield
+    finally:
+        run_budget._ways, parameters._loads, torch.cuda.memory_allocated = before
 
 
 def _did(room: Room) -> Sequence[str]:

@@ -4,7 +4,9 @@ from __future__ import annotations
 
 import gc
 from collections.abc import Callable
-from typing import Any
+from contextlib import nullcontext
+from types import SimpleNamespace
+from typing import Any, cast
 
 import pytest
 import torch
@@ -14,7 +16,9 @@ from torch.nn.utils import clip_grad_norm_, clip_grad_value_
 import elbowroom as er
 from elbowroom.engine import parameters
 from elbowroom.engine.gradient_hooks import GRAD
+from elbowroom.engine.lent_gradients import LentGradients
 from elbowroom.engine.list_parts import joined, parted, takes_lists
+from elbowroom.engine.optimizer_parts import Found
 from elbowroom.engine.storages import RAW_STORAGE
 from elbowroom.planners import Means
 from elbowroom.planners.budget import run_budget
@@ -65,7 +69,58 @@ def by_hand(model: nn.Module, _: torch.optim.Optimizer) -> Any:
     return norm + torch.stack([each.sum() for each in gradients]).sum() + gradients[0].numpy().sum()
 
 
-CLIPS: dict[str, Clip] = {each.__name__: each for each in (by_norm, by_greatest, one_by_one, by_value, twice, by_hand)}
+def scaled_by_hand(model: nn.Module, _: torch.optim.Optimizer) -> Any:
+    """A loop for the norm, and one that scales."""
+    total = torch.zeros(())
+    for p in model.parameters():
+        if p.grad is not None:
+            total += p.grad.detach().norm() ** 2
+    for p in model.parameters():
+        p.grad.mul_(0.01 / (total.sqrt() + 1e-6))  # pyright: ignore[reportOptionalMemberAccess]
+    return total
+
+
+def logged(model: nn.Module, _: torch.optim.Optimizer) -> Any:
+    """A variable still has the gradient before as the next one is read."""
+    norms: dict[str, float] = {}
+    for name, p in model.named_parameters():
+        gradient = p.grad
+        if gradient is not None:
+            norms[name] = gradient.norm().item()
+    return torch.tensor(list(norms.values())).sum()
+
+
+def with_noise(model: nn.Module, _: torch.optim.Optimizer) -> Any:
+    for p in model.parameters():
+        if p.grad is not None:
+            p.grad += 1e-3 * torch.randn_like(p.grad)
+
+
+def replaced(model: nn.Module, _: torch.optim.Optimizer) -> Any:
+    for p in model.parameters():
+        p.grad = None if p.grad is None else p.grad.clamp(-1e-4, 1e-4)
+
+
+def past_operators(model: nn.Module, _: torch.optim.Optimizer) -> Any:
+    """NumPy writes to the memory, which no version counts."""
+    for p in model.parameters():
+        if p.grad is not None:
+            array = p.grad.numpy()
+            array *= 0.5
+
+
+def kept_for_later(model: nn.Module, _: torch.optim.Optimizer) -> Any:
+    """Views of the first ones are read once all others have been."""
+    views = [p.grad[:1] for p in list(model.parameters())[:2] if p.grad is not None]
+    norms = [p.grad.norm() for p in model.parameters() if p.grad is not None]
+    return torch.stack([*norms, *(each.sum() for each in views)]).sum()
+
+
+LOOPS = (scaled_by_hand, logged, with_noise, replaced, past_operators, kept_for_later)
+"""Loops of a user over gradients. Those that leave again are the first three."""
+CLIPS: dict[str, Clip] = {
+    each.__name__: each for each in (by_norm, by_greatest, one_by_one, by_value, twice, by_hand, *LOOPS)
+}
 AWAY: list[int] = []
 
 
@@ -108,11 +163,11 @@ def test_gradients_that_are_clipped_leave_again_and_keep_their_bits(
         inside = finish(seeded(lambda: training(CLIPS[name], kind)), STEPS)
     # then
     assert_equal(inside, plain)
-    if name != "by_hand":
+    if CLIPS[name] not in (by_hand, replaced, past_operators, kept_for_later):
         assert moved_as_planned(room) >= {"gradient", "parameter"}
         assert [step.mode for step in room.steps].count("plan") >= STEPS // 2
-        # all layers' gradients leave again in the observed step, and some at least in planned ones
-        assert AWAY[0] == LAYERS
+        # gradients leave again in the observed step, but for the last ones that a loop had, and in planned ones
+        assert AWAY[0] >= (LAYERS if CLIPS[name] not in LOOPS else LAYERS - 2)
         assert max(AWAY[-STEPS // 2 :]) > 0
 
 
@@ -172,3 +227,34 @@ def test_lists_that_torch_may_treat_in_two_ways_are_not_parted() -> None:
     # and no operator with a number for each tensor, or that is over no lists
     assert not takes_lists(ATEN._foreach_add_.ScalarList)
     assert not takes_lists(ATEN.cat.default)
+
+
+def test_gradients_that_were_read_stay_once_operators_run_on_another_stream() -> None:
+    # given three gradients that were read on the first stream, one after the other
+    storages = {key: torch.empty(8).untyped_storage() for key in "abc"}
+    entries = {key: SimpleNamespace(alive=lambda key=key: storages[key], home=0, n=1) for key in "abc"}
+    away = SimpleNamespace(entries=entries, left=[], arrive=entries.pop, changed=lambda key: None)
+    away.leave = lambda key, *_: away.left.append(key)
+    executor = SimpleNamespace(stream=lambda: stream[0], beside_the_plan=nullcontext)
+    conductor = SimpleNamespace(aside=nullcontext, known=lambda: None)
+    stream = [0]
+    lent = LentGradients(
+        cast("Any", away),
+        cast("Any", executor),
+        cast("Any", conductor),
+        lambda key: Found(storages[str(key)], torch.float32, 32, held=False),
+    )
+    assert lent.lend("a")
+    assert lent.lend("b")
+    assert away.left == ["a"]
+    # when an operator runs on another one, where a kernel may still use the last
+    stream[0] = 1
+    lent.note_stream()
+    stream[0] = 0
+    # then it does not leave, and on that stream none is lent
+    assert lent.lend("c")
+    assert away.left == ["a"]
+    stream[0] = 1
+    entries["d"] = SimpleNamespace(alive=lambda: storages["a"], home=0, n=1)
+    assert not lent.lend("d")
+    assert "d" in entries

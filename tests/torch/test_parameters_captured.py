@@ -114,3 +114,45 @@ def test_no_recipe_reads_a_parameter_that_is_away() -> None:
         made = er.Plan(trace_id=trace.id, planner="both", budget_bytes=2**40, swaps=swaps, recomputes=(recompute,))
         with pytest.raises(er.InvalidPlan, match="which is away"):
             check(trace, made, machine)
+
+
+def clipping(foreach: bool | None = None, scaled: bool = False) -> Callable[[], Callable[[], Any]]:
+    """The same training, with its gradients clipped by their norm, and scaled where asked for."""
+
+    def setup() -> Callable[[], Any]:
+        body = nn.Sequential(*[nn.Linear(1024, 1024, bias=False) for _ in range(16)], nn.Linear(1024, 8)).to("cuda")
+        optimizer = torch.optim.AdamW(body.parameters())
+        scaler = torch.amp.GradScaler("cuda", enabled=scaled)
+        batch = torch.randn(256, 1024, device="cuda")
+
+        def step() -> None:
+            optimizer.zero_grad()
+            scaler.scale(body(batch).square().mean()).backward()
+            scaler.unscale_(optimizer)
+            if foreach is not False or scaled:
+                nn.utils.clip_grad_norm_(body.parameters(), 1.0, foreach=foreach)
+            scaler.step(optimizer)
+            scaler.update()
+
+        return step
+
+    return setup
+
+
+@pytest.mark.parametrize("scaled", [False, True])
+def test_clipped_gradients_leave_in_a_capture_as_in_a_run(scaled: bool) -> None:
+    # given: 64 MiB of gradients, and a 16th of them on the device for each op of the clipping
+    plain = er.capture(clipping(foreach=False), GPU, in_parts=True, parameters=True, min_size=MIB)
+    trace = er.capture(clipping(scaled=scaled), GPU, in_parts=True, parameters=True, min_size=MIB)
+    # when
+    handed = [part for part in trace.parts if part.kind == "handed"]
+    least, of_plain = least_of(trace, *OF_STATES), least_of(plain, *OF_STATES)
+    # then
+    assert len(handed) == 3 * (3 if scaled else 2)
+    assert all(len(part.storages) == 16 for part in handed)  # the head is small
+    assert least <= of_plain + 8 * MIB
+    made = planned(trace, least, *OF_STATES)
+    assert check(trace, made) is None
+    whole = er.capture(clipping(scaled=scaled), GPU, in_parts=True, min_size=MIB)
+    assert not any(part.kind in ("handed", "accumulation") for part in whole.parts if 0 not in part.storages)
+    assert least_of(whole, "state", "gradient") > least + 48 * MIB

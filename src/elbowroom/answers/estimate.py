@@ -12,7 +12,7 @@ Cost: a replay, linear in the events of the trace, and about ten from where memo
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from fractions import Fraction
 from typing import NamedTuple
 
@@ -24,6 +24,7 @@ from elbowroom.allocator.replay import Event
 from elbowroom.allocator.settings import as_set_by_script
 from elbowroom.allocator.within import CapacityReplays
 from elbowroom.answers.memory_by_module import ModuleShare, shares_of
+from elbowroom.answers.planned_training import PlannedTraining, planned_training
 from elbowroom.machine import Machine
 from elbowroom.simulate.reserved_curve import streams_of
 from elbowroom.step.last_step import Ints, listed
@@ -90,6 +91,8 @@ class Estimate:
         modules: requested bytes at the allocated peak per module, the ten largest first.
         other_modules_bytes: requested bytes at the allocated peak of all further modules.
         rounding_bytes: bytes that the allocator's rounding adds at the allocated peak.
+        planned: if it does not fit: how it would train there under a plan; None if that was not asked or would take
+            too long.
     """
 
     machine: str
@@ -110,6 +113,7 @@ class Estimate:
     modules: tuple[ModuleShare, ...]
     other_modules_bytes: int
     rounding_bytes: int
+    planned: PlannedTraining | None = None
 
     @property
     def peak_allocated_bytes(self) -> int:
@@ -132,18 +136,25 @@ class Estimate:
         return self.capacity_bytes - self.needed_bytes
 
 
-def estimate(trace: Trace, machine: Machine) -> Estimate:
+def estimate(trace: Trace, machine: Machine, *, plans: bool = True) -> Estimate:
     """Estimate whether a training fits a machine, and what it needs.
 
     Args:
         trace: what the training does; its whole length counts, ops before the first step included.
         machine: the GPU: its capacity and its memory outside the allocator are used. Its allocator settings are used
             if the script makes none itself.
+        plans: where the training does not fit, also plan it quickly (`Estimate.planned`), which takes some seconds.
 
     Returns:
         The answer. Its intervals are single values if no workspace is modelled and the memory outside the allocator is
         known.
     """
+    found = _of_needs(trace, machine)
+    return found if found.fits or not plans else replace(found, planned=planned_training(trace, machine))
+
+
+def _of_needs(trace: Trace, machine: Machine) -> Estimate:
+    """Return the estimate without a plan."""
     cases, outside = _three(trace, machine), _outside(machine)
     capacity_bytes = machine.tiers[0].capacity_bytes
     within, sure = _verdict(cases, capacity_bytes, outside)

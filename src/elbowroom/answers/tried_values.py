@@ -42,7 +42,7 @@ class TriedValues:
         """Device memory that a value needs. Raises what capturing and planning raise."""
         trace = self._captured(value)
         self._marks[value] = hash(trace.events)
-        answer = self.answers[value] = estimate(trace, self._machine)
+        answer = self.answers[value] = estimate(trace, self._machine, plans=False)
         if self._plan is None:
             return answer.needed_bytes
         planned = self.planned[value] = self._plan(value, trace)

@@ -7,6 +7,7 @@ from typing import Any
 
 from elbowroom.errors import UsageError
 from elbowroom.machine import Machine
+from elbowroom.step.handed_gradients import without_handed
 from elbowroom.step.least_size import LEAST_BYTES
 from elbowroom.step.parameter_uses import with_uses
 from elbowroom.trace import Trace
@@ -57,4 +58,4 @@ def capture(
         )
     least_bytes = parse_bytes(min_size)
     found = capture_steps(setup, machine, steps, least_bytes, in_parts)
-    return with_uses(found, least_bytes) if parameters else found
+    return with_uses(found, least_bytes) if parameters else without_handed(found)

@@ -24,6 +24,7 @@ from elbowroom.capture.recording.states_seen import StatesSeen
 from elbowroom.engine.entries import Entry, Happening
 from elbowroom.errors import CaptureError
 from elbowroom.machine import Machine, TierName
+from elbowroom.step.handed_gradients import with_handed
 from elbowroom.timeline import Timeline
 from elbowroom.trace import Category, Event, Op, Phase, Step, Trace
 
@@ -449,7 +450,7 @@ class Assembly:
         ops = tuple(map(self._op, self._ops))
         used = dict.fromkeys(op.source_line for op in self._ops if op.source_line is not None)
         lines = {line: number for number, line in enumerate(used)}
-        return Trace(
+        found = Trace(
             device=str(self._recording.device),
             torch_version=str(torch.__version__),
             ops=ops,
@@ -464,6 +465,8 @@ class Assembly:
             if lines
             else (),
         )
+        # gradients that code read leave again only where operators are seen, as uses of parameters are
+        return with_handed(found) if any(part.kind == "use" for part in found.parts) else found
 
     def timeline(self, trace_id: str, outside_bytes: int = 0) -> Timeline:
         """Return the measured timeline: op spans, stalls, transfers and the device's allocated bytes."""

@@ -10,6 +10,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Literal, NamedTuple
 
+from elbowroom.answers.moved_bytes import MovedBytes
 from elbowroom.hardware.gpu_table import Figure
 from elbowroom.hardware.gpus import FigureSource
 from elbowroom.machine import Link, Tier
@@ -47,6 +48,31 @@ class BytesRange:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+class PlannedFigures:
+    """What a plan that was found quickly does for a script that does not fit. Times are simulated.
+
+    Attributes:
+        fits: whether the script trains there under the plan.
+        means: what the plan may move: swap, state, gradient, and parameter if nothing less was enough.
+        slowdown: how many times as long a step takes as with everything kept; null without a plan that fits.
+        step_ns: simulated time of a step under the plan; null without one that fits.
+        kept_step_ns: that time with everything kept, with room for it; null without a plan that fits.
+        host_bytes: the most bytes on the host; null without a plan that fits.
+        disk_bytes: the most bytes on the disk; null without a plan that fits.
+        needed_bytes: device memory that the plan needs; without one, the least that was found to be enough.
+    """
+
+    fits: bool
+    means: tuple[str, ...]
+    slowdown: float | None
+    step_ns: int | None
+    kept_step_ns: int | None
+    host_bytes: int | None
+    disk_bytes: int | None
+    needed_bytes: int
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class MachineEstimate:
     """What a script needs on one GPU.
 
@@ -72,6 +98,8 @@ class MachineEstimate:
         modules: bytes at the allocated peak by module, the ten largest first.
         other_modules_bytes: the same of all further modules.
         rounding_bytes: what the allocator's rounding adds to them.
+        planned: how a script that does not fit would train there under a plan that was found quickly; null where it
+            fits, and where no such plan was made.
         collectives: what the last step sends to other processes and receives, by kind, the most bytes first.
         interconnect: how the ranks reach each other; null where nothing is exchanged.
         step_ns: simulated time of the last step, with its collectives; null where nothing is exchanged.
@@ -101,6 +129,7 @@ class MachineEstimate:
     modules: tuple[ModuleShare, ...]
     other_modules_bytes: int
     rounding_bytes: int
+    planned: PlannedFigures | None
     collectives: tuple[Collectives, ...]
     interconnect: str | None
     step_ns: int | None
@@ -399,6 +428,7 @@ class PlanAnswer:
         bound: how good the plan is; null where nothing was proven.
         everything_kept: the step with everything kept, simulated.
         simulated: the step under the plan, simulated; null where no plan meets the budget.
+        moved: what the step moves under the plan, by kind of storage and by link; null where no plan meets the budget.
         early: what was not tried, where the search ended early; "" where it did not.
         files: what was written, in that order.
     """
@@ -419,6 +449,7 @@ class PlanAnswer:
     bound: BoundFigures | None
     everything_kept: TimelineFigures
     simulated: TimelineFigures | None
+    moved: tuple[MovedBytes, ...] | None
     early: str
     files: tuple[WrittenFile, ...]
 

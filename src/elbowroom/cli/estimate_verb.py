@@ -4,18 +4,22 @@ from __future__ import annotations
 
 import argparse
 from collections.abc import Sequence
+from contextlib import suppress
+from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
 from elbowroom.capture.gpu_facts import Facts
 from elbowroom.cli import output, ranks, scripts
-from elbowroom.cli.answer_types import BytesRange, EstimateAnswer, MachineEstimate
+from elbowroom.cli.answer_types import BytesRange, EstimateAnswer, MachineEstimate, PlannedFigures
 from elbowroom.cli.progress import progress
-from elbowroom.errors import UsageError
+from elbowroom.errors import ElbowroomError, UsageError
 from elbowroom.step.exchange_times import with_exchange_times
+from elbowroom.step.least_size import least_size
 from elbowroom.watch import Watch
 
 if TYPE_CHECKING:
     from elbowroom.answers.estimate import Estimate, Interval
+    from elbowroom.answers.planned_training import PlannedTraining
     from elbowroom.capture.job_rank import JobRank
     from elbowroom.hardware.interconnects import Interconnect
     from elbowroom.machine import Machine
@@ -50,6 +54,7 @@ def execute(arguments: argparse.Namespace) -> int:
         found = _traces(script, cases, arguments, watch)
         traces = [with_exchange_times(trace, each) for trace, each in zip(found, wires, strict=True)]
         answers = [_answer(trace, machine, watch) for trace, (machine, _) in zip(traces, cases, strict=True)]
+        answers = _planned(script, answers, traces, cases, arguments, watch)
     if arguments.out:
         traces[0].save(arguments.out)
     jobs = [job for _, job in cases]
@@ -132,7 +137,49 @@ def _answer(trace: Trace, machine: Machine, watch: Watch) -> Estimate:
     from elbowroom.answers.estimate import estimate
 
     watch.say(f"replaying {len(trace.events)} allocations and frees on {machine.name}")
-    return estimate(trace, machine)
+    return estimate(trace, machine, plans=False)
+
+
+def _planned(
+    script: scripts.Script,
+    answers: Sequence[Estimate],
+    traces: Sequence[Trace],
+    cases: Sequence[Case],
+    arguments: argparse.Namespace,
+    watch: Watch,
+) -> list[Estimate]:
+    """Return the answers, those that do not fit with how the script trains there under a plan.
+
+    A plan needs optimizers' steps in parts. So a script that does not fit is captured once more, once for GPUs that
+    share a trace.
+    """
+    found = list(answers)
+    in_parts: dict[int, Trace] = {}
+    for i, (answer, trace, (machine, job)) in enumerate(zip(answers, traces, cases, strict=True)):
+        if answer.fits:
+            continue
+        with suppress(ElbowroomError):  # then the answer is what it was
+            if id(trace) not in in_parts:
+                in_parts[id(trace)] = _in_parts(script, trace, (machine, job), arguments, watch)
+            from elbowroom.answers.planned_training import planned_training
+
+            watch.left_s()
+            watch.say(f"planning what does not fit on {machine.name}")
+            found[i] = replace(answer, planned=planned_training(in_parts[id(trace)], machine))
+    return found
+
+
+def _in_parts(script: scripts.Script, trace: Trace, case: Case, arguments: argparse.Namespace, watch: Watch) -> Trace:
+    """Return the trace of a script whose optimizers' steps are carried out in parts; a trace from a file as it is."""
+    if script.path.endswith(scripts.RECORD):
+        return trace
+    machine, job = case
+    own = {} if job is None else {"job": job}
+    least_bytes = least_size(machine.tiers[0].capacity_bytes)
+    made = scripts.captured(
+        script, machine, arguments, watch, in_parts=True, parameters=True, min_size=least_bytes, **own
+    )
+    return replace(made, remarks=trace.remarks)
 
 
 def figures(
@@ -180,12 +227,28 @@ def _figures(answer: Estimate, trace: Trace, job: JobRank | None, wires: Interco
         modules=answer.modules,
         other_modules_bytes=answer.other_modules_bytes,
         rounding_bytes=answer.rounding_bytes,
+        planned=_planned_figures(answer.planned),
         collectives=collectives_of(trace),
         interconnect=None if own is None else wires.name,
         step_ns=None if times is None else times.step_ns,
         wait_ns=None if times is None else times.wait_ns,
         nccl=own,
         remarks=trace.remarks,
+    )
+
+
+def _planned_figures(planned: PlannedTraining | None) -> PlannedFigures | None:
+    if planned is None:
+        return None
+    return PlannedFigures(
+        fits=planned.fits,
+        means=planned.means,
+        slowdown=planned.slowdown if planned.fits else None,
+        step_ns=planned.step_ns if planned.fits else None,
+        kept_step_ns=planned.kept_step_ns if planned.fits else None,
+        host_bytes=planned.host_bytes if planned.fits else None,
+        disk_bytes=planned.disk_bytes if planned.fits else None,
+        needed_bytes=planned.needed_bytes,
     )
 
 

@@ -213,6 +213,8 @@ def figures(
     script: str, subject: Subject, min_size_bytes: int, early: str, written: Sequence[tuple[FileKind, str]]
 ) -> PlanAnswer:
     """The answer for programs: what `elbowroom report --json` says, and what the plan does."""
+    from elbowroom.answers.moved_bytes import moved_bytes
+
     plan, trace, machine = subject.plan, subject.trace, subject.machine
     assert plan is not None
     assert trace is not None
@@ -234,6 +236,7 @@ def figures(
         bound=bound_figures(plan.bound),
         everything_kept=_kept_figures(subject),
         simulated=line_figures(subject.simulated) if subject.simulated else None,
+        moved=moved_bytes(trace, subject.simulated) if subject.simulated else (),
         early=early,
         files=_files(written),
     )
@@ -267,6 +270,7 @@ def _infeasible(
         bound=None,
         everything_kept=_kept_figures(subject_of(trace, machine)),
         simulated=None,
+        moved=None,
         early="",
         files=_files(written),
     )

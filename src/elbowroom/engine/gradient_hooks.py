@@ -33,6 +33,7 @@ class Accumulating:
         begins: called with a parameter before its gradient is written.
         ends: called after that with the parameter and its gradient, or None if the gradient cannot move.
         asked: called with a parameter before somebody reads its gradient.
+        replaced: called with a parameter before somebody gives it another gradient.
         where: the device of the gradients that may move.
         least_bytes: smaller gradients do not move.
     """
@@ -42,10 +43,11 @@ class Accumulating:
         begins: Callable[[nn.Parameter], None],
         ends: Callable[[nn.Parameter, Found | None], None],
         asked: Callable[[nn.Parameter], None],
+        replaced: Callable[[nn.Parameter], None],
         where: torch.device,
         least_bytes: int,
     ) -> None:
-        self._begins, self._ends, self._asked = begins, ends, asked
+        self._begins, self._ends, self._asked, self._replaced = begins, ends, asked, replaced
         self._where, self._least_bytes = where, max(1, least_bytes)
         self._handles: dict[Hashable, tuple[weakref.ref[nn.Parameter], list[Any]]] = {}
         self._arriving: int | None = None
@@ -75,7 +77,7 @@ class Accumulating:
         for key in [key for key, (ref, _) in self._handles.items() if ref() is None or key not in wanted]:
             self._leave_alone(key)
         if wanted and "grad" not in vars(nn.Parameter):
-            _guard_gradients(self._asked)
+            _guard_gradients(self._asked, self._replaced)
             self._guards = True
         if self._guards and not wanted:
             del nn.Parameter.grad
@@ -122,14 +124,16 @@ class Accumulating:
         self.install(())
 
 
-def _guard_gradients(asked: Callable[[nn.Parameter], None]) -> None:
-    """Make `nn.Parameter.grad` a property that calls `asked` before each read."""
+def _guard_gradients(asked: Callable[[nn.Parameter], None], replaced: Callable[[nn.Parameter], None]) -> None:
+    """Make `nn.Parameter.grad` a property that calls `asked` before each read, and `replaced` before a new one."""
 
     def get(parameter: nn.Parameter) -> torch.Tensor | None:
         asked(parameter)
         return GRAD.__get__(parameter)
 
     def put(parameter: nn.Parameter, gradient: torch.Tensor | None) -> None:
+        if gradient is not None and gradient is not GRAD.__get__(parameter):  # `+=` puts the same one
+            replaced(parameter)
         GRAD.__set__(parameter, gradient)
 
     def remove(parameter: nn.Parameter) -> None:

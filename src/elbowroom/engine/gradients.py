@@ -33,6 +33,7 @@ from elbowroom.engine.entries import StateEntry
 from elbowroom.engine.executor import Executor
 from elbowroom.engine.gradient_hooks import GRAD, Accumulating
 from elbowroom.engine.handed_out import HandedOut, is_for_torch
+from elbowroom.engine.lent_gradients import LentGradients
 from elbowroom.engine.optimizer_parts import Found, Portion
 from elbowroom.engine.storages import dtype_name, reachable_parameters, storage_of
 from elbowroom.engine.zeroing import Zeroing
@@ -59,17 +60,22 @@ class Gradients:
 
     Attributes:
         wanted: whether gradients leave in steps that are observed, so that plans may move them.
-        handed: those that code has got without their bytes.
-        hands_out: tells whether code may get one so now, as operators are seen: Note: [Handed out]. None for never.
+        handed: those that torch's own code has got without their bytes.
+        lent: those that other code has got whole, and that leave again.
+        hands_out: tells whether code may get one so now, as operators are seen: Note: [Handed out] and [Lent]. None
+            for never.
     """
 
     def __init__(self, executor: Executor, conductor: Conductor, min_size_bytes: int) -> None:
         self.wanted = False
         self._executor = executor
         self._conductor = conductor
-        self._around = Accumulating(self._begins, self._ends, self._asked, executor.device, min_size_bytes)
+        self._around = Accumulating(
+            self._begins, self._ends, self._asked, self._replaced, executor.device, min_size_bytes
+        )
         self._away = AwayParts(executor)
         self.handed = HandedOut(self._away, executor, conductor)
+        self.lent = LentGradients(self._away, executor, conductor, self._found_of)
         self.hands_out: Callable[[], bool] | None = None
         self._stay: Remembered = {}
         self._stay_later: Remembered = {}
@@ -107,6 +113,7 @@ class Gradients:
         self._of_step.clear()
         self._ended.clear()
         self.handed.forget_gone()
+        self.lent.clear()
         moved = known is not None and bool(known.schedule.gradients)
         recorded = self.wanted and (known is None or self._conductor.recorder() is not None)
         if not (moved or recorded) or is_distributed():
@@ -138,6 +145,10 @@ class Gradients:
             here = (key for key in self._around if key not in self._away.entries)
             recorder.classify("gradient", (each for key in here if (each := self._gradient_of(key)) is not None))
 
+    def _found_of(self, key: Hashable) -> Found | None:
+        parameter = self._around.of(key)
+        return None if parameter is None else self._around.found(parameter)
+
     def _gradient_of(self, key: Hashable) -> torch.Tensor | None:
         parameter = self._around.of(key)
         return None if parameter is None else GRAD.__get__(parameter)
@@ -146,6 +157,7 @@ class Gradients:
         recorder = self._conductor.recorder()
         if recorder is not None:
             recorder.part_begins()
+        self.lent.clear()  # the step goes on: they leave as planned
         with self._conductor.aside():
             self._tick(ends=False)
             self._away.arrive(id(parameter))
@@ -214,19 +226,36 @@ class Gradients:
         if not is_later and self.hands_out is not None and self.hands_out() and is_for_torch():
             self.handed.add(id(parameter))
             return
-        known, recorder = self._conductor.known(), self._conductor.recorder()
+        if not is_later and self.hands_out is not None and self.hands_out():
+            del gradient  # it would count as the user's
+            if self.lent.lend(id(parameter)):
+                return
+            gradient = GRAD.__get__(parameter)
+        known = self._conductor.known()
         with self._conductor.aside():
             self._away.arrive(id(parameter))
-        storage = storage_of(gradient)
         if is_later:
             self._note_later()
         elif known is None:
-            self._stay[id(parameter)] = weakref.ref(parameter)
-            self._of_step.discard(id(parameter))
-            if recorder is not None and storage is not None:
-                recorder.asked(storage)
+            self._stays(parameter, gradient)
         else:
             self._tell("was brought back early, as something asked for it between backward and the optimizer's step")
+
+    def _stays(self, parameter: nn.Parameter, gradient: torch.Tensor) -> None:
+        """Let a gradient of an observed step stay from now on, in plans too."""
+        self._stay[id(parameter)] = weakref.ref(parameter)
+        self._of_step.discard(id(parameter))
+        recorder, storage = self._conductor.recorder(), storage_of(gradient)
+        if recorder is not None and storage is not None:
+            recorder.asked(storage)
+
+    def _replaced(self, parameter: nn.Parameter) -> None:
+        """Let the gradients of a parameter stay that code replaces between backward and the optimizer's step."""
+        gradient = GRAD.__get__(parameter)
+        if gradient is None or id(parameter) not in self._of_step or id(parameter) in self._ended:
+            return
+        if self._conductor.known() is None:
+            self._stays(parameter, gradient)
 
     def _note_later(self) -> None:
         """Warn once gradients are asked for after two steps: that of one may be a look at the last."""
@@ -238,6 +267,7 @@ class Gradients:
         """Bring back the gradients that a part of an optimizer's step uses."""
         self._clean.clear()
         counts = portion.ours and getattr(optimizer, "grad_scale", None) is None
+        self.lent.leave_again(but=[id(each) for each in portion.parameters()])
         for parameter in portion.parameters():
             key = id(parameter)
             self._ended.discard(key)
@@ -315,6 +345,7 @@ class Gradients:
         left: Left = {}
         parameters = {key: self._around.of(key) for key in self._away.entries}
         used = self._ended.issuperset(self._away.entries)
+        self.lent.clear()
         problem = self._away.close(left, most_bytes if used else None)
         self._around.close()
         self._zeroing.close()

@@ -15,8 +15,8 @@ from typing import Any
 
 import torch
 
-from elbowroom.engine.optimizer_parts import PARTS
 from elbowroom.engine.storages import PLAIN_TYPES
+from elbowroom.step.handed_gradients import borders
 from elbowroom.torch_compat.core import schema_of
 
 Call = tuple[tuple[Any, ...], dict[str, Any]]
@@ -49,7 +49,7 @@ def parted(args: tuple[Any, ...], kwargs: dict[str, Any]) -> list[Call] | None:
 
     return [
         (tuple(some(v, *ends) for v in args), {name: some(v, *ends) for name, v in kwargs.items()})
-        for ends in pairwise(_borders([_size_bytes(each) for each in lists[0]]))
+        for ends in pairwise(borders([_size_bytes(each) for each in lists[0]]))
     ]
 
 
@@ -72,17 +72,6 @@ def _are_alike(lists: list[Any]) -> bool:
             if each.requires_grad and torch.is_grad_enabled():
                 return False
     return True
-
-
-def _borders(sizes: list[int]) -> list[int]:
-    """Return where parts of about 1/PARTS of all bytes begin, and the end of the last one."""
-    most, held, found = sum(sizes) // PARTS, 0, [0]
-    for i, size in enumerate(sizes):
-        if held and held + size > most:
-            found.append(i)
-            held = 0
-        held += size
-    return [*found, len(sizes)]
 
 
 def _size_bytes(tensor: torch.Tensor) -> int:

@@ -20,6 +20,7 @@ from typing import Any, final
 import torch
 
 from elbowroom.engine.storages import storage_of
+from elbowroom.step.handed_gradients import PARTS
 from elbowroom.torch_compat.core import holders_of, storage_key, tensor_uses
 
 EACH_BY_ITSELF = frozenset(
@@ -30,9 +31,6 @@ EACH_BY_ITSELF = frozenset(
     )
 )  # fmt: skip
 """Steps of torch.optim that update each parameter by itself; checked in the source of 2.11.0 and 2.13.0."""
-
-PARTS = 16
-"""A part has about 1/PARTS of the parameters' bytes. More parts need less memory, and more calls."""
 
 Groups = tuple[tuple[dict[str, Any], list[torch.Tensor]], ...]
 

@@ -347,6 +347,8 @@ class Parameters:
         with watcher_of_uses().unwatched():
             if self._due is not None:
                 self._act_due()
+            if self._gradients.lent:
+                self._gradients.lent.note_stream()
             calls = self._parted(args, kwargs) if takes_lists(op) else None
             if calls is None:
                 return self._one_called(op, args, kwargs)
@@ -508,6 +510,8 @@ class Parameters:
             storage = RAW_STORAGE(tensor)
         except (RuntimeError, NotImplementedError):
             return
+        if for_good and self._gradients.lent:
+            self._gradients.lent.forget(storage)
         if self._handed and (key := self._handed.key_of(storage)) is not None:
             self._handed.give(key)
             return

@@ -14,6 +14,7 @@ from elbowroom.answers.estimate import Estimate, Interval, moment_label
 from elbowroom.answers.exchange_memory import exchange_memory
 from elbowroom.answers.exchanges import collectives_of, step_times
 from elbowroom.answers.largest import Largest
+from elbowroom.answers.planned_training import PlannedTraining
 from elbowroom.hardware.interconnects import Interconnect
 from elbowroom.report.screen import Column, FittingTable, plain_table
 from elbowroom.units import format_bytes, format_ns
@@ -37,6 +38,8 @@ KINDS = {
 _ONCE = ("ended_early", "kept_away", "allocator_settings", "compiled")
 """Kinds whose names are sentences."""
 _NAMES_SHOWN = 5
+SAME_TIME = 1.05
+"""Below this factor a step is said to take as long as without a plan."""
 
 
 def rendered(
@@ -60,6 +63,7 @@ def rendered(
         return Group(_machines(script, answers, ranks), *notes)
     answer = answers[0]
     parts: list[RenderableType] = [Text(f"{script} on {answer.machine}: {verdict(answer)}", style=_style(answer))]
+    parts += _planned_lines(answer.planned)
     if answer.failure is not None:
         parts.append(Text(f"The first allocation that fails: {moment_label(answer.failure)}"))
     parts.append(_figures(answer))
@@ -75,8 +79,42 @@ def rendered(
     return Group(*parts, *notes, *([] if answer.fits or ranks else [_what_next(answer)]))
 
 
+def _planned_lines(planned: PlannedTraining | None) -> list[RenderableType]:
+    """Say how what does not fit would train under a plan."""
+    if planned is None:
+        return []
+    if not planned.fits:
+        return [
+            Text(
+                f"No plan that was tried makes it fit: the least found needs {format_bytes(planned.needed_bytes)} of "
+                "device memory."
+            )
+        ]
+    allowed = f" --allow {','.join(planned.allow)}" if planned.allow else ""
+    return [
+        Text(f"With a plan {planned_sentence(planned)}.", style="bold green"),
+        Text(
+            f"That is simulated, of a plan that was found quickly: `elbowroom run{allowed}` trains so. "
+            "`elbowroom plan` looks for a faster step."
+        ),
+    ]
+
+
+def planned_sentence(planned: PlannedTraining) -> str:
+    """Say how a training goes on under a plan, such as "it trains on this card at about 1.4 times the step time"."""
+    room = [
+        f"{format_bytes(size_bytes)} {where}"
+        for size_bytes, where in ((planned.host_bytes, "of host memory"), (planned.disk_bytes, "on the disk"))
+        if size_bytes
+    ]
+    times = "the step time" if planned.slowdown < SAME_TIME else f"about {planned.slowdown:.1f} times the step time"
+    return f"it trains on this card at {times}" + (f", with {' and '.join(room)}" if room else "")
+
+
 def _what_next(answer: Estimate) -> Text:
     """Say what to ask where a script does not fit."""
+    if answer.planned is not None and answer.planned.fits:
+        return Text("\nWhat next: `elbowroom largest` finds the largest batch that fits without a plan.")
     return Text(
         f"\nWhat next: `elbowroom plan` with the same words (--gpu {answer.machine}) says whether it trains there with "
         "swaps and recomputes, and how long a step takes. `elbowroom largest` finds the largest batch without them."
@@ -190,6 +228,7 @@ def _row(table: Table, name: str, size_bytes: int, answer: Estimate) -> None:
 
 
 def _machines(script: str, answers: Sequence[Estimate], ranks: Sequence[int] = ()) -> FittingTable:
+    planned = any(answer.planned is not None for answer in answers)
     columns = (
         Column("GPU", left=True),
         *([Column("rank")] if ranks else []),
@@ -201,6 +240,7 @@ def _machines(script: str, answers: Sequence[Estimate], ranks: Sequence[int] = (
         Column("on the device", rank=3),
         Column("low", rank=4),
         Column("high", rank=4),
+        *([Column("with a plan", rank=3, left=True)] if planned else []),
     )
     rows = [
         (
@@ -212,10 +252,19 @@ def _machines(script: str, answers: Sequence[Estimate], ranks: Sequence[int] = (
             format_bytes(answer.peak_allocated_bytes),
             format_bytes(answer.peak_reserved_bytes),
             *_cells(answer.peak_device),
+            *([_planned_cell(answer.planned)] if planned else []),
         )
         for number, answer in enumerate(answers)
     ]
     return FittingTable(escape(script), columns, rows)
+
+
+def _planned_cell(planned: PlannedTraining | None) -> str:
+    if planned is None:
+        return ""
+    if not planned.fits:
+        return f"needs {format_bytes(planned.needed_bytes)}"
+    return f"{planned.slowdown:.1f}x, {format_bytes(planned.host_bytes + planned.disk_bytes)} off it"
 
 
 def _short_verdict(answer: Estimate) -> str:

@@ -9,6 +9,7 @@ from rich.console import Group, RenderableType
 from rich.table import Table
 from rich.text import Text
 
+from elbowroom.answers.moved_bytes import moved_bytes
 from elbowroom.answers.pareto import Pareto
 from elbowroom.plan import Plan
 from elbowroom.report import figures
@@ -71,6 +72,7 @@ def plan_rendered(
     parts: list[RenderableType] = [Text(head, style="bold green")]
     parts += [Text(sentence) for sentence in (*sentences, figures.machine(subject)) if sentence]
     parts.append(_headlines(subject))
+    parts += _moved(subject)
     if written:
         parts.append(Text("\nwritten: " + ", ".join(f"{file} ({what})" for what, file in written)))
     return Group(*parts)
@@ -131,6 +133,20 @@ def _headlines(subject: Subject) -> Table:
     for row in figures.headlines(subject):
         table.add_row(row.name, *row.cells)
     return table
+
+
+def _moved(subject: Subject) -> list[Table]:
+    """Render what a step moves under the plan; nothing if it moves nothing."""
+    found = moved_bytes(subject.trace, subject.simulated) if subject.trace and subject.simulated else ()
+    if not found:
+        return []
+    table = plain_table(title="\nWhat a step moves")
+    for name in ("", "link", "out", "back"):
+        table.add_column(name, justify="right" if name in ("out", "back") else "left")
+    for category, upper, lower, out_bytes, back_bytes in found:
+        moved = format_bytes(out_bytes), format_bytes(back_bytes)
+        table.add_row(category.replace("_", " "), f"{upper} and {lower}", *moved)
+    return [table]
 
 
 def _breakdown(found: tuple[figures.Peak, ...]) -> Table:

@@ -8,6 +8,9 @@ The step is one of an endless row of equal steps. Copies in flight at its end oc
 A storage that is away across the end comes back in the next step. So the step is played until the lanes end as they
 began, at most MOST_ROUNDS times. The last round is the result.
 
+Gradients that clipping reads while they are away come back for it, and leave again: see handed_gradients.py. Compute
+waits for these copies, which take no lane.
+
 Ignored: copies take memory bandwidth and cores from compute; time between ops.
 Cost: linear in the moves, plus sorting them, times the rounds; one round if the lanes are idle at the end.
 """
@@ -25,9 +28,11 @@ from elbowroom.simulate.lane_queues import BACK as COPY_BACK
 from elbowroom.simulate.lane_queues import OUT, LaneUse, Links
 from elbowroom.simulate.lane_queues import READ as DISK_READ
 from elbowroom.simulate.lane_queues import WRITE as DISK_WRITE
+from elbowroom.step.idle_windows import parts_of
 from elbowroom.step.last_step import Flags, Ints, LastStep, listed
-from elbowroom.step.moves import Moves, in_order_of_need, need, waits
+from elbowroom.step.moves import Moves, in_order_of_need, is_away, need, waits
 from elbowroom.step.routes import route_to, staging_bytes
+from elbowroom.trace import Step
 from elbowroom.units import NONE
 
 LATE = np.iinfo(np.int64).max
@@ -90,7 +95,7 @@ def _over(size: Ints, rate: int) -> Ints:
 
 
 # What can be due at a position, in the order of Note: [Ticks]; recipes run before the reads that need them.
-QUEUE, GIVE_UP, WAIT, BACK, RUN, READ = range(6)
+QUEUE, GIVE_UP, WAIT, BACK, RUN, READ, HAND = range(7)
 
 MOST_ROUNDS = 8
 
@@ -105,7 +110,8 @@ def play(step: LastStep, moves: Moves, machine: Machine, tiers: Sequence[TierNam
         tiers: per move, where it goes.
     """
     walk = _Walk(step, moves, _links(step, moves, machine, tiers))
-    positions, kinds, which = _agenda(step, moves)
+    walk.handed, at = _handed(step, moves)
+    positions, kinds, which = _agenda(step, moves, at)
     due = list(zip(*map(listed, (positions, kinds, which, step.nominal_ns(positions))), strict=True))
     state = walk.state()
     for _ in range(MOST_ROUNDS):
@@ -134,8 +140,34 @@ def _links(step: LastStep, moves: Moves, machine: Machine, tiers: Sequence[TierN
     return Links(lane_ns, staged, staging_bytes(step, moves, machine, tiers))
 
 
-def _agenda(step: LastStep, moves: Moves) -> tuple[Ints, Ints, Ints]:
-    """Return all that is due, in order: positions, kinds, and moves (for WAIT the number of writes)."""
+def _handed(step: LastStep, moves: Moves) -> tuple[list[tuple[int, bool]], Ints]:
+    """Return the moves whose storages come back for an op while they are away, and the positions of these ops.
+
+    With each move it is said whether the op writes to the storage, which is then copied out again.
+    """
+    found, at = list[tuple[int, bool]](), list[int]()
+    handed = [part for part in parts_of(step.trace, Step(step.first_op, step.end_op)) if part.kind == "handed"]
+    if not handed:
+        return found, np.zeros(0, np.int64)
+    begin, end = map(listed, step.window(moves.n, moves.back))
+    moves_of_storage: dict[int, list[int]] = {}
+    for i, storage in enumerate(listed(step.storage_of(moves.n))):
+        moves_of_storage.setdefault(storage, []).append(i)
+    for part in handed:
+        point, written = int(step.point_of[part.first_op - step.first_op]), step.trace.ops[part.first_op].writes
+        for storage in part.storages:
+            away = (i for i in moves_of_storage.get(storage, ()) if is_away(point, begin[i], end[i]))
+            for i in away:
+                found.append((i, storage in written))
+                at.append(part.first_op)
+    return found, np.array(at, np.int64)
+
+
+def _agenda(step: LastStep, moves: Moves, handed: Ints) -> tuple[Ints, Ints, Ints]:
+    """Return all that is due, in order: positions, kinds, and moves (for WAIT the number of writes).
+
+    `handed` has the positions at which storages come back for an op: there it returns their numbers.
+    """
     needed, every = need(step, moves), np.arange(len(moves.n), dtype=np.int64)
     waiting = waits(step, moves, needed, int(needed.max()))
     gone = step.freed[moves.n]
@@ -148,6 +180,7 @@ def _agenda(step: LastStep, moves: Moves) -> tuple[Ints, Ints, Ints]:
         (BACK, returns, moves.back[returns]),
         (RUN, np.arange(len(moves.rebuilds)), np.array([r.position for r in moves.rebuilds], np.int64)),
         (READ, returns, step.first_read[moves.n[returns]]),
+        (HAND, np.arange(len(handed)), handed),
     )
     kinds = np.concatenate([np.full(len(which), kind, np.int64) for kind, which, _ in parts])
     which = np.concatenate([which for _, which, _ in parts])
@@ -155,7 +188,8 @@ def _agenda(step: LastStep, moves: Moves) -> tuple[Ints, Ints, Ints]:
     rank = np.zeros(len(every) + 1, np.int64)
     rank[in_order_of_need(step, moves)] = every
     # Writes are queued and recipes run in their own order; the rest goes in the order of need.
-    first = np.where((kinds == QUEUE) | (kinds == RUN), which, rank[np.clip(which, 0, len(every))])
+    own = (kinds == QUEUE) | (kinds == RUN) | (kinds == HAND)
+    first = np.where(own, which, rank[np.clip(which, 0, len(every))])
     order = np.lexsort((first, kinds, positions))
     return positions[order], kinds[order], which[order]
 
@@ -177,6 +211,7 @@ class _Walk:
         in_next_step = step.returns[moves.n] & (step.first_read[moves.n] < moves.back)
         self.early = np.nonzero(in_next_step)[0].tolist()
         self.count = len(moves.n)
+        self.handed: list[tuple[int, bool]] = []
         self.rebuilds = moves.rebuilds
         self.recipe_ns = [step.time_of(rebuild.recipe) for rebuild in moves.rebuilds]
         self.move_of = {storage: i for i, storage in enumerate(listed(step.storage_of(moves.n)))}
@@ -217,6 +252,8 @@ class _Walk:
             self.run(position, i, now)
         elif kind == READ:
             self.wait_for_data(position, i, now)
+        elif kind == HAND:
+            self.hand(position, i, now)
 
     def give_up(self, i: int, now: int) -> None:
         self.given_up[i] = self.links.give_up(i, now, wanted=self.returns[i])
@@ -232,6 +269,13 @@ class _Walk:
         self.run_ns[r] = now - self.start_ns
         self.runs.append((position, self.recipe_ns[r]))
         self.late_ns += self.recipe_ns[r]
+
+    def hand(self, position: int, number: int, now: int) -> None:
+        """Wait while a storage comes back for an op, and leaves again if the op has changed it."""
+        i, written = self.handed[number]
+        lanes = (DISK_READ, COPY_BACK, *((OUT, DISK_WRITE) if written else ()))
+        copies_ns = sum(self.links.lane_ns[lane][i] for lane in lanes)
+        self.stall(position, i, now, now + copies_ns, for_write=False)
 
     def wait_for_data(self, position: int, i: int, now: int) -> int:
         """Wait until a storage is back, if it was requested."""

@@ -4,7 +4,8 @@ Each state has at most one window: the longest time between two successive ops t
 outlives the step, the time from its last use to its first in the next step counts too. An optimizer's step may be
 carried out in parts. Then a part uses all its states from its first op to its last. Only these states may be away.
 A gradient has several: from the end of each accumulation to its next use. That use must be another accumulation or a
-part. The runtime gets control at both, and no other code has asked for the gradient. It has one more after its last
+part. The runtime gets control at both, and no other code has asked for the gradient, but for what hands it out in
+parts. It has one more after its last
 part: released_gradients.py. A parameter has a window between any two of its uses, but for those in the same part of an
 optimizer's step. The runtime must get control at each op that reads or writes it.
 """
@@ -18,6 +19,8 @@ from typing import NamedTuple
 from elbowroom.trace import Category, Part, Step, Trace
 from elbowroom.units import NONE
 
+OF_ONE_OP = ("use", "handed")
+"""Kinds of parts that are one op, in which a run does not get control for states and gradients."""
 STATES: tuple[Category, ...] = ("optimizer_state", "gradient")
 
 
@@ -71,7 +74,8 @@ def parts_of(trace: Trace, step: Step) -> tuple[Part, ...]:
 
 def _of_gradients(trace: Trace, step: Step) -> Iterator[Window]:
     """Yield the windows from each accumulation to its gradient's next use, if the runtime gets control there."""
-    inside = [part for part in parts_of(trace, step) if part.kind != "use"]
+    inside = [part for part in parts_of(trace, step) if part.kind not in OF_ONE_OP]
+    handed = {op.first_op for op in parts_of(trace, step) if op.kind == "handed"}
     written: dict[int, list[Part]] = {}
     for part in inside:
         for storage in part.storages if part.kind == "accumulation" else ():
@@ -80,7 +84,7 @@ def _of_gradients(trace: Trace, step: Step) -> Iterator[Window]:
     used = ops_using(trace, step, set(written))
     for storage, parts in written.items():
         for part, following in zip(parts, [*parts[1:], None], strict=True):
-            uses = used[storage][bisect_left(used[storage], part.end_op) :]
+            uses = [op for op in used[storage][bisect_left(used[storage], part.end_op) :] if op not in handed]
             op = next((op for op in uses if following is None or op < following.first_op), None)
             next_use = begin_of.get(op) if op is not None else following.first_op if following is not None else None
             if next_use is not None and next_use > part.end_op:
@@ -128,7 +132,7 @@ def _movable(trace: Trace) -> list[bool]:
 
 def _uses_of_parts(trace: Trace, step: Step) -> dict[int, tuple[int, ...]]:
     """Return by op of a part the storages that the part uses."""
-    parts = (part for part in parts_of(trace, step) if part.kind != "use")
+    parts = (part for part in parts_of(trace, step) if part.kind not in OF_ONE_OP)
     return {op: part.storages for part in parts for op in range(part.first_op, part.end_op)}
 
 

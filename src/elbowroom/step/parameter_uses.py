@@ -8,17 +8,21 @@ from __future__ import annotations
 from collections.abc import Iterator
 from dataclasses import replace
 
+from elbowroom.step.handed_gradients import with_handed
 from elbowroom.trace import Part, Trace
 
 
 def with_uses(trace: Trace, least_bytes: int) -> Trace:
     """Return the trace with each op that reads or writes parameters as a use of them.
 
+    Ops of torch's clipping and gradient scaler on gradients become parts too: see handed_gradients.py.
+
     Args:
         trace: a trace whose ops name all that they read and write.
         least_bytes: smaller parameters are in no use.
     """
     uses = tuple(_uses(trace, max(1, least_bytes)))
+    trace = with_handed(trace)
     return replace(trace, parts=tuple(sorted((*trace.parts, *uses), key=lambda part: (part.first_op, part.end_op))))
 
 

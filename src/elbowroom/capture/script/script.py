@@ -29,6 +29,7 @@ from elbowroom.errors import CaptureError, FormatError, UsageError
 from elbowroom.hardware.interconnects import Interconnect
 from elbowroom.machine import Machine
 from elbowroom.step.exchange_times import with_exchange_times
+from elbowroom.step.handed_gradients import without_handed
 from elbowroom.step.least_size import LEAST_BYTES
 from elbowroom.step.parameter_uses import with_uses
 from elbowroom.trace import Trace
@@ -150,7 +151,7 @@ def capture_script(
     variables = {**({} if job is None else job.environment()), **(environment or {})}
     found = _captured(order, target, variables, ChildProgress.of(listeners))
     timed = with_exchange_times(found, wires)
-    return with_uses(timed, parse_bytes(min_size)) if parameters else timed
+    return with_uses(timed, parse_bytes(min_size)) if parameters else without_handed(timed)
 
 
 def capture_in_ram(
@@ -187,7 +188,7 @@ def capture_in_ram(
         counts_files=counts_files,
         kept=kept,
     )
-    return _captured(order, machine, {}, ChildProgress.of({}))
+    return without_handed(_captured(order, machine, {}, ChildProgress.of({})))
 
 
 def _captured(

@@ -17,6 +17,7 @@ from torch.nn.parameter import UninitializedTensorMixin  # pyright: ignore[repor
 from elbowroom.capture.virtual.ledger import Ledger
 from elbowroom.capture.virtual.tensor import gradient_of
 from elbowroom.capture.virtual.torch_cuda.attributes import Asked
+from elbowroom.engine.handed_out import is_for_torch
 from elbowroom.engine.zeroing import Zeroing
 from elbowroom.torch_compat.core import storage_holders
 
@@ -103,8 +104,8 @@ class Accumulations:
 
     def _asked(self, parameter: torch.Tensor) -> None:
         """Note that Python is about to read a gradient."""
-        if self._zeroing.on:
-            return
+        if self._zeroing.on or (id(parameter) in self._away and is_for_torch()):
+            return  # torch's clipping gets it in parts: step/handed_gradients.py
         number, later = self._away.pop(id(parameter), None), self._ended.pop(id(parameter), None)
         if number is not None:
             self._stay.add(id(parameter))

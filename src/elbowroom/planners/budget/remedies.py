@@ -182,7 +182,9 @@ def scaled(trace: Trace, share: float) -> Trace:
 
 def restricted(trace: Trace, means: Collection[str]) -> Trace:
     """Return the trace with only the parts that these means need."""
-    wanted = {"accumulation": "gradient" in means, "optimizer": "state" in means, "use": "parameter" in means}
+    gradients, parameters = "gradient" in means, "parameter" in means
+    wanted = {"accumulation": gradients, "optimizer": "state" in means, "use": parameters}
+    wanted["handed"] = gradients and parameters
     return replace(trace, parts=tuple(part for part in trace.parts if wanted[part.kind]))
 
 
