@@ -6,7 +6,7 @@ link, memory beside the simulation for many models, and step times beside plain 
 run in the order in which they are wanted. Each part has its own process and its own limit, and tells what it finds as
 it finds it. The parts of a group run at once; steps that are timed run alone on the GPU (gpu_turns.py). The file is
 written anew after each part, so that a run that is cut short leaves what it has. It is
-benchmarks/results/gpu_<machine>_<date>.json. On the rig, where kernels do nothing, all of it runs, every case says
+benchmarks/results/gpu/<machine>_<date>.json. On the rig, where kernels do nothing, all of it runs, every case says
 "measured": false without any times, and nothing is written unless --out names a file.
 """
 
@@ -215,7 +215,7 @@ def _write(path: Path, report: Report) -> None:
 def _path(report: Report) -> Path:
     name = "".join(c if c.isalnum() else "-" for c in report["machine"]["gpu"].lower())
     small = "_small" if report["small"] else ""
-    return ROOT / "benchmarks" / "results" / f"gpu_{name}{small}_{datetime.date.today():%Y%m%d}.json"
+    return ROOT / "benchmarks" / "results" / "gpu" / f"{name}{small}_{datetime.date.today():%Y%m%d}.json"
 
 
 def groups(small: bool, report: Report) -> Iterator[list[Part]]:

@@ -1,6 +1,6 @@
 """Writes the tables of docs/benchmarks.md that were measured on a GPU: `python -m benchmarks.gpu_table [--check]`.
 
-They are made from the newest benchmarks/results/gpu_*.json.
+They are made from the newest benchmarks/results/gpu/*.json.
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ MIB = 2**20
 def main() -> None:
     options = argparse.ArgumentParser(description=__doc__.partition("\n")[0])
     options.add_argument("--check", action="store_true", help="write nothing; exit 1 where the tables are out of date")
-    path = max(RESULTS.glob("gpu_*.json"), key=lambda each: each.stem[-8:])
+    path = max((RESULTS / "gpu").glob("*.json"), key=lambda each: each.stem[-8:])
     text = DOCS.read_text("utf-8")
     wanted = replace_between(text, START, END, "\n".join(tables(json.loads(path.read_text()), path.name)))
     if not options.parse_args().check:
@@ -42,7 +42,7 @@ def tables(report: Report, name: str) -> Iterator[str]:
     yield from _memory(report)
     yield ""
     yield f"<sub>{report['machine']['gpu']}, torch {versions['torch']}, commit {versions['commit']}, {report['date']};"
-    yield f"benchmarks/results/{name}</sub>"
+    yield f"benchmarks/results/gpu/{name}</sub>"
 
 
 def _steps(report: Report) -> Iterator[str]:
