@@ -13,7 +13,7 @@ from elbowroom.answers.pareto import Pareto
 from elbowroom.cli import output
 from elbowroom.cli.answer_types import BoundFigures, RanksAnswer, ReportAnswer, TimelineFigures
 from elbowroom.errors import UsageError
-from elbowroom.files.record_files import MAX_FILE_BYTES, load, why_no_file
+from elbowroom.files.record_files import MAX_FILE_BYTES, load
 from elbowroom.machine import Machine
 from elbowroom.plan import Bound, Plan
 from elbowroom.report import ENDINGS, Subject, subject_of, write
@@ -72,9 +72,11 @@ def _is_line(record: object) -> TypeGuard[Timeline]:
 def _runs(paths: Sequence[str]) -> dict[str, dict[str, Any]]:
     """Return what `elbowroom run --json` wrote for several ranks; nothing if a file is something else."""
     found: dict[str, dict[str, Any]] = {}
+    if len(paths) < 2 or not all(map(os.path.isfile, paths)):  # a pipe can be read once
+        return {}
     for path in paths:
         try:
-            if why_no_file(path) or os.path.getsize(path) > MAX_FILE_BYTES:
+            if os.path.getsize(path) > MAX_FILE_BYTES:
                 return {}
             content = json.loads(Path(path).read_bytes())
         except (OSError, ValueError, RecursionError):
@@ -82,7 +84,7 @@ def _runs(paths: Sequence[str]) -> dict[str, dict[str, Any]]:
         if not isinstance(content, dict) or content.get("schema") != OF_RUN:
             return {}
         found[path] = content
-    return found if len(found) > 1 else {}
+    return found
 
 
 def _ranks_shown(ranks: tuple[RankTimes, ...], source: Source, arguments: argparse.Namespace) -> int:
