@@ -116,7 +116,7 @@ def _indented(words: Sequence[str], output: str) -> str:
 def _estimate(case: Case) -> tuple[Estimate, Trace, str]:
     """The answer, what it is made of, and how the command shows it."""
     trace = capture_script(ROOT / "examples" / case.script, case.arguments.split(), machine=case.gpu)
-    answer = estimate(trace, Machine.of(case.gpu))
+    answer = estimate(trace, Machine.of(case.gpu), plans=False)
     console = Console(file=io.StringIO(), width=120, color_system=None)
     with console.capture() as captured:
         console.print(rendered(f"examples/{case.script}", [answer], [trace]))

@@ -92,7 +92,7 @@ def estimated(name: str) -> dict[str, Any]:
         while True:
             step()
     captured = time.perf_counter()
-    answer = estimate(device.trace(), machine)
+    answer = estimate(device.trace(), machine, plans=False)
     return {
         "parameters": parameters,
         "peak_reserved_bytes": answer.peak_reserved_bytes,

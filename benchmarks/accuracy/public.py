@@ -88,7 +88,7 @@ def _estimated(given: Record, trace: Any, loading: Any, allocator: str) -> Recor
     from elbowroom.machine import Machine
 
     machine = Machine.of(given["gpu"], loading=loading)
-    found = estimate(trace, replace(machine, allocator=allocator or machine.allocator))
+    found = estimate(trace, replace(machine, allocator=allocator or machine.allocator), plans=False)
     within = [a - b for a, b in zip(found.peak_device, found.outside, strict=True)]
     peaks = {"allocated": found.peak_allocated, "reserved": found.peak_reserved, "device": found.peak_device}
     row = {key: value for key, value in given.items() if key not in ("spec", "reason")}

@@ -132,7 +132,9 @@ def figures(headline: Headline, folder: str, limit_s: float) -> Row:
     if headline.vary:
         limits = {"least": headline.least, "most": headline.most, "multiple_of": headline.multiple_of}
         plain = largest(
-            lambda v: estimate(trace_at(v), Machine.of(headline.gpu)).needed_bytes, machine_capacity(headline), **limits
+            lambda v: estimate(trace_at(v), Machine.of(headline.gpu), plans=False).needed_bytes,
+            machine_capacity(headline),
+            **limits,
         )
         planned = largest(lambda v: least_bytes(trace_at(v), machine, limit_s), allowed, **limits)
         if plain.fits is None or planned.fits is None:

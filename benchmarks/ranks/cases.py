@@ -78,7 +78,7 @@ CASES = (
 def estimated(case: Case) -> Estimate:
     """What elbowroom estimates."""
     trace = capture_script(SCRIPT, case.arguments.split(), machine=GPU, job=case.job)
-    return estimate(trace, Machine.of(GPU))
+    return estimate(trace, Machine.of(GPU), plans=False)
 
 
 def command(rig: Path, case: Case) -> tuple[list[str], dict[str, str]]:

@@ -10,7 +10,7 @@ from collections.abc import Callable, Mapping, Sequence
 from functools import partial
 from typing import Any, TypedDict, Unpack
 
-from elbowroom.answers.job_layouts import Layouts, layouts_of
+from elbowroom.answers.job_layouts import Layouts, layouts_of, words_of
 from elbowroom.answers.largest import Largest
 from elbowroom.answers.largest import largest as search
 from elbowroom.answers.slowdown import SlowdownNeed, within_slowdown
@@ -162,8 +162,7 @@ def _of_layout(
             interconnect=options.get("interconnect"),
         )
     except CaptureError as problem:
-        where = ", ".join(f"{name} = {value}" for name, value in place.items())
-        raise CaptureError(f"with {where}: {problem}", ours=problem.ours) from problem
+        raise CaptureError(f"with {words_of(place.items())}: {problem}", ours=problem.ours) from problem
 
 
 def _way_to_plan(target: Machine, options: Options) -> Callable[[int, Trace], SlowdownNeed] | None:

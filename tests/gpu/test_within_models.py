@@ -15,6 +15,7 @@ from benchmarks.gpu_peers import with_models
 from elbowroom.planners import DEFAULT_MEANS, MEANS, Means
 from elbowroom.run.room import Room
 from tests.fakecuda.within_models import MODELS
+from tests.gpu.budgets import within_or_least
 from tests.gpu.slow import needs_kernels
 
 pytestmark = [pytest.mark.gpu, needs_kernels]
@@ -61,24 +62,11 @@ def plain(name: str) -> tuple[list[Tensor], int]:
 
 
 def inside(name: str, budget_bytes: int, allow: Sequence[Means]) -> tuple[list[Tensor], Room]:
-    """The same within a budget, or within the least one that is named."""
-    found = tried(name, budget_bytes, allow)
-    if isinstance(found, int):  # no traceback holds the run that was refused by now
-        assert found > budget_bytes
-        found = tried(name, found, allow)
-    assert not isinstance(found, int), f"the least that was named is refused, with {found}"
-    return found
-
-
-def tried(name: str, budget_bytes: int, allow: Sequence[Means]) -> tuple[list[Tensor], Room] | int:
-    """The same within a budget; the least one that is named if it is refused."""
+    """The same within a budget."""
     step, changed = begun(name)
-    try:
-        with er.within(budget_bytes, allow=allow) as room:
-            for _ in range(STEPS):
-                step()
-    except er.Infeasible as refused:
-        return refused.least_feasible_bytes
+    with er.within(budget_bytes, allow=allow) as room:
+        for _ in range(STEPS):
+            step()
     return [tensor.detach().cpu() for tensor in changed], room
 
 
@@ -94,7 +82,7 @@ def test_less_memory_changes_no_bit(name: str, allow: Sequence[Means]) -> None:
         pytest.skip(f"{name}: plain training gives other bits each time")
     del again
     # when
-    found, room = inside(name, int(SHARE * reserved_bytes), allow)
+    found, room = within_or_least(lambda budget: inside(name, budget, allow), int(SHARE * reserved_bytes))
     # then
     assert room.plan is not None
     moved = sum(step.swapped_out_bytes + step.recomputed_bytes for step in room.steps[-2:])

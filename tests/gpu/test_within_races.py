@@ -13,6 +13,7 @@ from torch import Tensor, nn
 import elbowroom as er
 from elbowroom.planners import DEFAULT_MEANS, Means
 from elbowroom.run.room import Room
+from tests.gpu.budgets import within_or_least
 from tests.gpu.slow import needs_graphs, needs_kernels, sleep, slow
 
 pytestmark = pytest.mark.gpu
@@ -119,11 +120,7 @@ def compared(
     budget = share_of_plain(share, **of)
     gc.collect()
     torch.cuda.empty_cache()
-    found = inside_or_least(budget, allow, forward, backward, **of)
-    if isinstance(found, int):  # no traceback holds the run that was refused by now
-        found = inside_or_least(found, allow, forward, backward, **of)
-    assert not isinstance(found, int), f"the least that was named is refused, with {found}"
-    inside, room = found
+    inside, room = within_or_least(lambda given: trained(given, allow, forward, backward, **of), budget)
     assert [step.mismatches for step in room.steps] == [0] * STEPS
     for one, other in zip(inside, plain, strict=True):
         assert torch.equal(one, other)
@@ -131,16 +128,11 @@ def compared(
     return room
 
 
-def inside_or_least(
-    budget: int, allow: Sequence[Means], forward: bool, backward: bool, **of: Any
-) -> tuple[list[Tensor], Room] | int:
-    """Train within a budget; the least one that is named if it is refused."""
+def trained(budget: int, allow: Sequence[Means], forward: bool, backward: bool, **of: Any) -> tuple[list[Tensor], Room]:
+    """Train within a budget."""
     step, model = training(forward, backward, **of)
-    try:
-        with er.within(budget, allow=allow) as room:
-            return outcome(step, model), room
-    except er.Infeasible as refused:
-        return refused.least_feasible_bytes
+    with er.within(budget, allow=allow) as room:
+        return outcome(step, model), room
 
 
 @needs_kernels
@@ -174,6 +166,7 @@ def test_optimizer_states_that_are_away_come_back_whole(monkeypatch: pytest.Monk
 
 @needs_kernels
 @pytest.mark.filterwarnings("ignore:elbowroom. .* of parameters are on the host now:RuntimeWarning")
+@pytest.mark.filterwarnings("ignore:elbowroom. .* of optimizer states stay on the host:RuntimeWarning")
 @pytest.mark.parametrize("which", ["nothing", "out", "back", "kernels"])
 @pytest.mark.parametrize("optimizer", [adamw, fused_adamw, momentum], ids=["adamw", "fused", "momentum"])
 def test_parameters_that_are_away_come_back_whole(

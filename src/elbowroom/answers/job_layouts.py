@@ -10,7 +10,7 @@ Cost: the captures, one for each rank that is looked at, times the probes of a s
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import final
 
@@ -24,6 +24,11 @@ from elbowroom.watch import ENDS, Watch
 
 Place = Mapping[str, int]
 """Values of a layout, by name."""
+
+
+def words_of(values: Iterable[tuple[str, int]]) -> str:
+    """Write the values of a layout as words, such as "ranks = 8, tp = 2"."""
+    return ", ".join(f"{name} = {value}" for name, value in values)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -187,7 +192,7 @@ class _TriedLayout:
 
     def _with(self, place: Place) -> Layout:
         traces = self._captured(place)
-        answers = [estimate(trace, self._machine) for trace in traces]
+        answers = [estimate(trace, self._machine, plans=False) for trace in traces]
         flops = [sum(op.flops for op in trace.ops[slice(*trace.steps[-1])]) for trace in traces]
         return Layout(
             values=tuple(place.items()),

@@ -70,12 +70,12 @@ class Assembly:
     Args:
         recording: the recording.
         tier: the lower tier of the run, which names the lanes of the timeline.
-        machine: where it ran: the rates of its GPU give the durations of ops.
+        machine: where it ran: the rates of its GPU give the durations of ops. None for the host's times.
     """
 
-    def __init__(self, recording: Recording, tier: TierName, machine: Machine) -> None:
+    def __init__(self, recording: Recording, tier: TierName, machine: Machine | None = None) -> None:
         self._recording = recording
-        self._machine = machine
+        self._gpu = machine if recording.device.type == "cuda" else None
         self._tier: TierName = tier
         self._storages: list[StorageDraft] = []
         self._events: list[Event] = []
@@ -433,8 +433,7 @@ class Assembly:
 
     def _op(self, op: OpDraft) -> Op:
         work = flops_of(op, self._storages)
-        is_cuda = self._recording.device.type == "cuda"
-        modelled_ns = device_ns(op, work, self._storages, self._machine) if is_cuda else None
+        modelled_ns = None if self._gpu is None else device_ns(op, work, self._storages, self._gpu)
         return Op(
             name=op.seen.name,
             module=op.module,

@@ -61,7 +61,7 @@ def capture_steps(
         observing.recorder = None
         recording = recorder.stop()
         gradients.close()
-    return with_inputs(Assembly(recording, "host", Machine.here()).trace())
+    return with_inputs(Assembly(recording, "host").trace())
 
 
 def _watch(observing: Observing, parts: PartsWatch) -> OptimizerWatch:

@@ -108,8 +108,7 @@ def _traces(script: scripts.Script, cases: Sequence[Case], arguments: argparse.N
         trace = shared.get((facts, job))
         if trace is None:
             asked: set[str] = set()
-            own: dict[str, Any] = {} if job is None else {"job": job}
-            own |= {"interconnect": arguments.interconnect} if arguments.interconnect else {}
+            own = {} if job is None else {"job": job}
             trace = scripts.captured(script, machine, arguments, watch, on_asked=asked.update, compiled=True, **own)
             if not asked:
                 shared[facts, job] = trace

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import argparse
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING
 
 from elbowroom.capture.script.layout_knobs import RANKS, LayoutGrid, grid_of
@@ -78,6 +78,8 @@ def _captured(
         CaptureError: it could not be captured.
         TimeOver: the time is over.
     """
+    from elbowroom.answers.job_layouts import words_of
+
     turned, what = grid.turned(arguments.script_arguments, place), words_of(place.items())
     watch.say(what)
     try:
@@ -100,11 +102,6 @@ def _captured(
         raise CaptureError(f"with {what}{guessed}: {problem}", ours=problem.ours) from problem
     watch.left_s()  # raises if the limit cut the capture short: that is no answer for this layout
     return trace
-
-
-def words_of(values: Iterable[tuple[str, int]]) -> str:
-    """Write values as words, such as "ranks = 8, tp = 2"."""
-    return ", ".join(f"{name} = {value}" for name, value in values)
 
 
 def figures(script: str, grid: LayoutGrid, found: Layouts) -> LayoutsAnswer:

@@ -33,9 +33,7 @@ def wires_of(arguments: argparse.Namespace, machine: Machine) -> Interconnect:
     Raises:
         UsageError: it is no interconnect.
     """
-    if arguments.interconnect:
-        return Interconnect.of(arguments.interconnect)
-    return Interconnect.of_gpu(machine.name, machine.compute_capability)
+    return Interconnect.of_gpu(machine.name, machine.compute_capability, arguments.interconnect)
 
 
 def jobs_of(arguments: argparse.Namespace, environment: Mapping[str, str] | None = None) -> list[JobRank | None]:

@@ -25,7 +25,8 @@ if TYPE_CHECKING:
     from elbowroom.report.rank_table import RankTimes
 
 OF_RUN = "elbowroom.answer.run"
-"""Schema of what `elbowroom run --json` writes."""
+"""Schema of what `elbowroom run --json` writes, which it begins with."""
+HEAD_BYTES = 512
 
 
 def add(verbs: Any) -> None:
@@ -76,7 +77,7 @@ def _runs(paths: Sequence[str]) -> dict[str, dict[str, Any]]:
         return {}
     for path in paths:
         try:
-            if os.path.getsize(path) > MAX_FILE_BYTES:
+            if os.path.getsize(path) > MAX_FILE_BYTES or not _begins_as_run(path):
                 return {}
             content = json.loads(Path(path).read_bytes())
         except (OSError, ValueError, RecursionError):
@@ -85,6 +86,12 @@ def _runs(paths: Sequence[str]) -> dict[str, dict[str, Any]]:
             return {}
         found[path] = content
     return found
+
+
+def _begins_as_run(path: str) -> bool:
+    """Whether a file begins as an answer of `elbowroom run`; a record, which may be large, is not read for it."""
+    with open(path, "rb") as file:
+        return OF_RUN.encode() in file.read(HEAD_BYTES)
 
 
 def _ranks_shown(ranks: tuple[RankTimes, ...], source: Source, arguments: argparse.Namespace) -> int:

@@ -223,10 +223,10 @@ class Gradients:
             self._stay_later[id(parameter)] = weakref.ref(parameter)
         if id(parameter) not in self._away.entries:
             return
-        if not is_later and self.hands_out is not None and self.hands_out() and is_for_torch():
-            self.handed.add(id(parameter))
-            return
         if not is_later and self.hands_out is not None and self.hands_out():
+            if is_for_torch():
+                self.handed.add(id(parameter))
+                return
             del gradient  # it would count as the user's
             if self.lent.lend(id(parameter)):
                 return

@@ -236,10 +236,11 @@ class Parameters:
 
     def _find(self) -> None:
         """Look for parameters that may move: those that lie on a storage of their own, above the least size."""
-        scripts = alive_of(torch.jit.ScriptModule)
-        scripted = {storage_key(each) for each in storages_of(p for script in scripts for p in script.parameters())}
+        scripted = _storages_in(torch.jit.ScriptModule)
+        # on a GPU weights without an address are copied in each call
+        recurrent = _storages_in(nn.RNNBase) if self._executor.device.type == "cuda" else frozenset[int]()
         owned = Counter(id(p) for module in alive_of(nn.Module) for p in module.parameters(recurse=False))
-        recurrent, found = self._of_recurrent(), dict[int, list[nn.Parameter]]()
+        found: dict[int, list[nn.Parameter]] = {}
         for parameter in alive_of(nn.Parameter):
             storage = self._own_storage(parameter)
             if storage is not None and (key := storage_key(storage)) in recurrent:
@@ -266,13 +267,6 @@ class Parameters:
                 self._owners[key] = [weakref.ref(each) for each in parameters]
             else:
                 self._tell(storage.nbytes(), "another tensor lies on its storage")
-
-    def _of_recurrent(self) -> set[int]:
-        """Keys of the storages of recurrent layers on a GPU: weights without an address are copied in each call."""
-        if self._executor.device.type == "cpu":
-            return set()
-        layers = alive_of(nn.RNNBase)
-        return {storage_key(each) for each in storages_of(p for layer in layers for p in layer.parameters())}
 
     def _has_arrays(self, parameters: list[nn.Parameter], owned: Mapping[int, int]) -> bool:
         """Whether an array of NumPy may lie on a frozen parameter: more refers to it than modules and this list."""
@@ -584,6 +578,12 @@ class Parameters:
             f"on the device, as {why}: the step may need "
             "more than its budget. If that happens in every step, leave 'parameter' out",
         )
+
+
+def _storages_in(kind: type[nn.Module]) -> frozenset[int]:
+    """Return the keys of the storages of all parameters in modules of a kind."""
+    found = (parameter for module in alive_of(kind) for parameter in module.parameters())
+    return frozenset(map(storage_key, storages_of(found)))
 
 
 def _references(touched: Touched, key: int) -> int:

@@ -141,9 +141,16 @@ class Interconnect:
         )
 
     @classmethod
-    def of_gpu(cls, name: str, compute_capability: int) -> Interconnect:
-        """Return the usual one of a GPU: NVIDIA's own computers, else PCIe and one adapter of 100 Gbit/s."""
-        return cls.of(OF_GPU.get(name, OTHERS.get(min(compute_capability // 10, 9), "pcie-3,1xethernet-100")))
+    def of_gpu(cls, name: str, compute_capability: int, asked: str | None = None) -> Interconnect:
+        """Return the one that is asked for, else the usual one of a GPU.
+
+        That is of NVIDIA's own computers, else PCIe and one adapter of 100 Gbit/s.
+
+        Raises:
+            UsageError: what is asked for is no interconnect.
+        """
+        usual = OTHERS.get(min(compute_capability // 10, 9), "pcie-3,1xethernet-100")
+        return cls.of(asked or OF_GPU.get(name, usual))
 
 
 class Communicator(NamedTuple):

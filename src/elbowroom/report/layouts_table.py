@@ -7,7 +7,7 @@ from collections.abc import Sequence
 from rich.console import Group, RenderableType
 from rich.text import Text
 
-from elbowroom.answers.job_layouts import Layout, Layouts
+from elbowroom.answers.job_layouts import Layout, Layouts, words_of
 from elbowroom.report.screen import Column, FittingTable
 from elbowroom.units import format_bytes, format_ns
 
@@ -95,7 +95,7 @@ def _row(layout: Layout, found: Layouts, shown: Sequence[str], *, is_on_front: b
 
 
 def _words(layout: Layout) -> str:
-    said = ", ".join(f"{name} = {value}" for name, value in layout.values)
+    said = words_of(layout.values)
     return (
         said
         if any(name == "ranks" for name, _ in layout.values)

@@ -28,11 +28,9 @@ from elbowroom.simulate.lane_queues import BACK as COPY_BACK
 from elbowroom.simulate.lane_queues import OUT, LaneUse, Links
 from elbowroom.simulate.lane_queues import READ as DISK_READ
 from elbowroom.simulate.lane_queues import WRITE as DISK_WRITE
-from elbowroom.step.idle_windows import parts_of
 from elbowroom.step.last_step import Flags, Ints, LastStep, listed
 from elbowroom.step.moves import Moves, in_order_of_need, is_away, need, waits
 from elbowroom.step.routes import route_to, staging_bytes
-from elbowroom.trace import Step
 from elbowroom.units import NONE
 
 LATE = np.iinfo(np.int64).max
@@ -109,8 +107,8 @@ def play(step: LastStep, moves: Moves, machine: Machine, tiers: Sequence[TierNam
         machine: gives the links, and the room of the host for storages that go on to the disk.
         tiers: per move, where it goes.
     """
-    walk = _Walk(step, moves, _links(step, moves, machine, tiers))
-    walk.handed, at = _handed(step, moves)
+    handed, at = _handed(step, moves)
+    walk = _Walk(step, moves, _links(step, moves, machine, tiers), handed)
     positions, kinds, which = _agenda(step, moves, at)
     due = list(zip(*map(listed, (positions, kinds, which, step.nominal_ns(positions))), strict=True))
     state = walk.state()
@@ -146,14 +144,13 @@ def _handed(step: LastStep, moves: Moves) -> tuple[list[tuple[int, bool]], Ints]
     With each move it is said whether the op writes to the storage, which is then copied out again.
     """
     found, at = list[tuple[int, bool]](), list[int]()
-    handed = [part for part in parts_of(step.trace, Step(step.first_op, step.end_op)) if part.kind == "handed"]
-    if not handed:
+    if not step.handed:
         return found, np.zeros(0, np.int64)
     begin, end = map(listed, step.window(moves.n, moves.back))
     moves_of_storage: dict[int, list[int]] = {}
     for i, storage in enumerate(listed(step.storage_of(moves.n))):
         moves_of_storage.setdefault(storage, []).append(i)
-    for part in handed:
+    for part in step.handed:
         point, written = int(step.point_of[part.first_op - step.first_op]), step.trace.ops[part.first_op].writes
         for storage in part.storages:
             away = (i for i in moves_of_storage.get(storage, ()) if is_away(point, begin[i], end[i]))
@@ -204,14 +201,13 @@ def _freed_at(step: LastStep, moves: Moves, which: Ints) -> Ints:
 class _Walk:
     """State of the walks over the agenda. Times go on from round to round; results count from the start of the last."""
 
-    def __init__(self, step: LastStep, moves: Moves, links: Links) -> None:
-        self.step, self.links = step, links
+    def __init__(self, step: LastStep, moves: Moves, links: Links, handed: list[tuple[int, bool]]) -> None:
+        self.step, self.links, self.handed = step, links, handed
         self.returns = step.returns[moves.n].tolist()
         self.carried: dict[int, None] = dict.fromkeys(np.nonzero(moves.wraps)[0].tolist())
         in_next_step = step.returns[moves.n] & (step.first_read[moves.n] < moves.back)
         self.early = np.nonzero(in_next_step)[0].tolist()
         self.count = len(moves.n)
-        self.handed: list[tuple[int, bool]] = []
         self.rebuilds = moves.rebuilds
         self.recipe_ns = [step.time_of(rebuild.recipe) for rebuild in moves.rebuilds]
         self.move_of = {storage: i for i, storage in enumerate(listed(step.storage_of(moves.n)))}

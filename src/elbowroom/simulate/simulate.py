@@ -29,7 +29,7 @@ from elbowroom.step.algorithms import with_algorithms
 from elbowroom.step.check import check_step
 from elbowroom.step.last_step import LastStep, last_step, listed
 from elbowroom.step.moves import Moves, moves_of_plan, tiers_of_plan
-from elbowroom.step.overlap import Overlap
+from elbowroom.step.overlap import BETWEEN, INSIDE, Overlap
 from elbowroom.timeline import Lane, Span, SpanKind, Timeline
 from elbowroom.trace import Trace
 from elbowroom.units import format_bytes, format_ns
@@ -150,7 +150,7 @@ def _exchanges(step: LastStep, overlap: Overlap, done: Play) -> list[Span]:
     sizes = {each.op: each.size_bytes for each in step.trace.exchanges}
     return [
         Span(
-            lane="network" if span.is_between else "collective",
+            lane=BETWEEN if span.is_between else INSIDE,
             kind="exchange",
             name=step.trace.ops[span.op].name,
             start_ns=span.start_ns + late_ns[span.op - step.first_op],

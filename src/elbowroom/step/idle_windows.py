@@ -5,9 +5,8 @@ outlives the step, the time from its last use to its first in the next step coun
 carried out in parts. Then a part uses all its states from its first op to its last. Only these states may be away.
 A gradient has several: from the end of each accumulation to its next use. That use must be another accumulation or a
 part. The runtime gets control at both, and no other code has asked for the gradient, but for what hands it out in
-parts. It has one more after its last
-part: released_gradients.py. A parameter has a window between any two of its uses, but for those in the same part of an
-optimizer's step. The runtime must get control at each op that reads or writes it.
+parts. It has one more after its last part: released_gradients.py. A parameter has a window between any two of its uses,
+but for those in the same part of an optimizer's step. The runtime must get control at each op that reads or writes it.
 """
 
 from __future__ import annotations

@@ -48,6 +48,7 @@ class LastStep:
         parts: the parts of optimizers' steps in it; empty if they were not carried out in parts.
         accumulations: the accumulations of gradients in it; empty if gradients may not move.
         uses: the uses of parameters in it; empty if parameters may not move.
+        handed: the ops to which gradients that are away are handed in parts (handed_gradients.py).
         at_ns: per position, time from the start of the step when nothing ever stalls.
         level: per point, allocated bytes when every storage is kept.
         point_of: per position, the point before its op starts.
@@ -85,6 +86,7 @@ class LastStep:
     parts: tuple[Part, ...]
     accumulations: tuple[Part, ...]
     uses: tuple[Part, ...]
+    handed: tuple[Part, ...]
     at_ns: Ints
     level: Ints
     point_of: Ints
@@ -240,6 +242,7 @@ def _derived(trace: Trace) -> LastStep:
         parts=tuple(part for part in inside if part.kind == "optimizer"),
         accumulations=tuple(part for part in inside if part.kind == "accumulation"),
         uses=tuple(part for part in inside if part.kind == "use"),
+        handed=tuple(part for part in inside if part.kind == "handed"),
         at_ns=at_ns,
         level=level,
         point_of=point_of,

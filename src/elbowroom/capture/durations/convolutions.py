@@ -167,14 +167,9 @@ def _pass(
         kind = {"forward": "input", "input": "forward"}.get(kind, kind)
     inputs, outputs, kernel = x[1] // groups, output[1] // groups, w[2:]
     window, points = prod(kernel), x[0] * prod(output[2:])
-    dims = {
-        "forward": (points, outputs, inputs * window),
-        "input": (x[0] * prod(x[2:]), inputs, outputs * window),
-        "weight": (outputs, inputs * window, points),
-    }[kind]
     item = ITEM_BYTES.get(line.dtype, 4)
     return ConvolutionPass(
-        product=MatrixProduct(batch=groups, rows=dims[0], columns=dims[1], inner=dims[2]),
+        product=product_of(kind, x[0] * prod(x[2:]), points, inputs, outputs, window, groups),
         work=2 * points * outputs * groups * inputs * window,
         moved_bytes=(prod(x) + prod(w) + prod(output)) * item,
         images=x[0],
@@ -188,6 +183,28 @@ def _pass(
         dtype=line.dtype,
         layout_bytes=0 if line.dtype in PLAIN else workspace_bytes,
     )
+
+
+def product_of(
+    kind: str, sources: int, points: int, inputs: int, outputs: int, window: int, groups: int
+) -> MatrixProduct:
+    """Return the product of matrices that a pass is.
+
+    Args:
+        kind: "forward", "input" or "weight".
+        sources: points of the input, of all images.
+        points: points of the output, of all images.
+        inputs: channels of the input in a group.
+        outputs: channels of the output in a group.
+        window: points of the kernel.
+        groups: groups of channels.
+    """
+    rows, columns, inner = {
+        "forward": (points, outputs, inputs * window),
+        "input": (sources, inputs, outputs * window),
+        "weight": (outputs, inputs * window, points),
+    }[kind]
+    return MatrixProduct(batch=groups, rows=rows, columns=columns, inner=inner)
 
 
 def _implicit_ns(each: ConvolutionPass, machine: Machine, dtype: str = "") -> int:

@@ -17,6 +17,7 @@ from __future__ import annotations
 from math import prod
 from typing import Any
 
+from elbowroom.capture.durations.convolutions import BACKWARD, FORWARD, product_of
 from elbowroom.capture.durations.op_line import OpLine
 from elbowroom.capture.durations.products import ITEM_BYTES, MatrixProduct, arithmetic_ns, bandwidth_ns, rate_of
 from elbowroom.machine import Machine
@@ -105,25 +106,26 @@ def _arithmetic_ns(line: OpLine, work: int, machine: Machine) -> int:
 
 
 def _products(line: OpLine, work: int) -> list[MatrixProduct]:
-    """Return the products of matrices that an op is; empty for other ops, and for convolutions of other kinds."""
+    """Return the products of matrices that an op is; empty for other ops, and for transposed convolutions."""
     shapes = [shape for shape in line.arguments if isinstance(shape, tuple)]
     if line.name in ("aten.mm", "aten.addmm", "aten.bmm", "aten.baddbmm") and len(shapes) > 1:
         left, right = shapes[-2], shapes[-1]
         return [MatrixProduct(batch=prod(left[:-2]), rows=left[-2], columns=right[-1], inner=left[-1])]
-    if line.name == "aten.convolution" and len(shapes) > 1:
-        weight = shapes[1]
-        return [_forward(weight, work // max(1, 2 * prod(weight)))]
-    if line.name == "aten.convolution_backward" and len(shapes) > 2:
+    plain = not any(argument is True for argument in line.arguments)
+    if line.name == FORWARD and plain and len(shapes) > 1:
+        return _passes(("forward",), shapes[0], shapes[1], work // (2 * prod(shapes[1])))
+    if line.name == BACKWARD and plain and len(shapes) > 2:
         made, given, weight = shapes[:3]
         points = prod(made) // made[1]
-        of_weight = MatrixProduct(batch=1, rows=weight[0], columns=prod(weight[1:]), inner=points)
-        if work < 4 * points * prod(weight):  # the input needs no gradient
-            return [of_weight]
-        columns, inner = weight[1], weight[0] * prod(weight[2:])
-        return [of_weight, MatrixProduct(batch=1, rows=prod(given) // given[1], columns=columns, inner=inner)]
+        alone = work < 4 * prod(weight) * points  # the input needs no gradient
+        return _passes(("weight",) if alone else ("weight", "input"), given, weight, points)
     return []
 
 
-def _forward(weight: tuple[int, ...], points: int) -> MatrixProduct:
-    """Return the product of a convolution: a row for each point of its output, a column for each of its channels."""
-    return MatrixProduct(batch=1, rows=points, columns=weight[0], inner=prod(weight[1:]))
+def _passes(
+    kinds: tuple[str, ...], given: tuple[int, ...], weight: tuple[int, ...], points: int
+) -> list[MatrixProduct]:
+    """Return the products of a recorded convolution, whose settings are not known; `points` are those of its output."""
+    groups, sources = given[1] // weight[1], prod(given) // given[1]
+    sizes = weight[1], weight[0] // groups, prod(weight[2:]), groups
+    return [product_of(kind, sources, points, *sizes) for kind in kinds]

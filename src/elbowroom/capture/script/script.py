@@ -146,8 +146,7 @@ def capture_script(
         kept=kept,
     )
     target = _gpu(machine)
-    usual = Interconnect.of_gpu(target.name, target.compute_capability)
-    wires = Interconnect.of(interconnect) if interconnect else usual
+    wires = Interconnect.of_gpu(target.name, target.compute_capability, interconnect)
     variables = {**({} if job is None else job.environment()), **(environment or {})}
     found = _captured(order, target, variables, ChildProgress.of(listeners))
     timed = with_exchange_times(found, wires)

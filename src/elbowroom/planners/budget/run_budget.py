@@ -131,10 +131,14 @@ class CourseRequest:
         return replace(self, asked=without(self.asked, *means))
 
 
-def course_within(request: CourseRequest) -> Course:
+def course_within(request: CourseRequest, *, soon: bool = False) -> Course:
     """Return a plan whose peak is within the device's budget. Optimizer states move only if nothing else meets it.
 
     With managed memory, the bytes that no plan can avoid may lie there. So may they in the budget's margin.
+
+    Args:
+        request: the request.
+        soon: take a plan that needs the least, if it is within the budget: it need not be fast.
 
     Raises:
         Infeasible: no plan that was tried is within the budget.
@@ -143,7 +147,7 @@ def course_within(request: CourseRequest) -> Course:
     most_bytes = allowed_bytes + more_bytes
     for turn in count():
         try:
-            return _course_within(request.within(allowed_bytes))
+            return _course_within(request.within(allowed_bytes), soon=soon)
         except Infeasible as problem:
             if allowed_bytes == most_bytes:
                 raise
@@ -184,41 +188,40 @@ def remedied(problem: Infeasible, request: CourseRequest) -> Infeasible:
         Refused(
             trace=request.trace,
             asked=request.asked,
-            plan=lambda trace, asked, device_bytes: _some_course(asked_of(trace, asked, device_bytes)),
+            plan=lambda trace, asked, device_bytes: course_within(asked_of(trace, asked, device_bytes), soon=True),
             allocated=lambda trace, asked: least_allocated(asked_of(trace, asked, 1)),
         ),
     )
 
 
-def _some_course(request: CourseRequest) -> Course:
-    """Return a course within the budget, which need not be fast.
-
-    Raises:
-        Infeasible: no plan that was tried is within the budget.
-    """
-    found = None
-    if request.machine.allocator != "exact" and request.asked.planner is None:
-        found = _at_limit(request.trace, request.use, _frugalest(request), request.budget.device_bytes)
-    return found or course_within(request)
-
-
-def _course_within(request: CourseRequest) -> Course:
+def _course_within(request: CourseRequest, *, soon: bool) -> Course:
     ways = _ways(request)
     of_saves = ways[0]
     if request.machine.allocator == "exact":
         return _exact_within(request)
     tried, budget_bytes = _Tried(), request.budget.device_bytes
+    moves_everything = _moves_everything(request.asked)
+    if soon:
+        if last := _frugal_course(request):
+            return last
+        if moves_everything:
+            raise _refused_reserved(request)
     with suppress(Infeasible):
         if found := _first(of_saves, tried):
             return found
-    last = _at_limit(request.trace, request.use, _frugalest(request), budget_bytes)
-    if last is None and _moves_everything(request.asked):
+    last = None if soon else _frugal_course(request)
+    if last is None and moves_everything:
         raise _refused_reserved(request)
     found = _less_allocated(ways, tried) or _fastest_at_limit(request, tried.plans)
     found = _of_reserved(request, tried, found) or found or last
     if found is None:
         raise _refused_reserved(request, [made for made in tried.plans if made.moves])
     return replace(found, plan=replace(found.plan, budget_bytes=budget_bytes))
+
+
+def _frugal_course(request: CourseRequest) -> Course | None:
+    """Return the course of a plan that needs the least; None if no such plan is within the budget."""
+    return _at_limit(request.trace, request.use, _frugalest(request), request.budget.device_bytes)
 
 
 def _less_allocated(ways: Sequence[CourseRequest], tried: _Tried) -> Course | None:

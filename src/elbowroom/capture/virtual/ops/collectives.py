@@ -37,13 +37,12 @@ def exchanged(ledger: Ledger, func: Any, args: tuple[Any, ...], given: list[torc
     Its last argument is the name of the group. It is counted with what comes of it: a gathering makes as many times
     more as the group has ranks.
     """
-    name = str(func)
-    if not name.startswith("_c10d_functional.") or not args or not isinstance(args[-1], str):
+    if func.namespace != "_c10d_functional" or not args or not isinstance(args[-1], str):
         return None
     group: Any = resolved_group(args[-1])
     number = group.communicator()
     size_bytes = sum(bytes_of(tensor) for tensor in given)
-    return number, size_bytes * (ledger.communicators[number].ranks if "all_gather" in name else 1)
+    return number, size_bytes * (ledger.communicators[number].ranks if "all_gather" in str(func) else 1)
 
 
 def drawn(mode: VirtualMode, op: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:

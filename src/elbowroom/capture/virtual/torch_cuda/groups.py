@@ -6,7 +6,7 @@ rank of any number of them. torch's own fake group was tried: its gathered tenso
 DistributedDataParallel end with an error there.
 
 Each collective of tensors on the GPU is an op of the trace, named as in c10d. It reads and writes the storages of its
-tensors. The trace has its group of ranks and its bytes, of which its time is made (capture/exchange_times.py).
+tensors. The trace has its group of ranks and its bytes, of which its time is made (step/exchange_times.py).
 """
 
 from __future__ import annotations
