@@ -128,6 +128,10 @@ class Shelf:
         """Undo `put_unmapped`."""
         del self.unmapped[bisect_left(self.unmapped, block.address, key=_address)]
 
+    def unmapped_at(self) -> list[int]:
+        """Return the addresses of the blocks without memory behind them."""
+        return [block.address for block in self.unmapped]
+
     def base_of(self, block: Block) -> int:
         """Return the address at which the expandable segment of a block begins."""
         return self.bases[bisect_right(self.bases, block.address) - 1]

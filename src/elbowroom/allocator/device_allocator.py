@@ -51,6 +51,7 @@ class DeviceAllocator:
         memory: the driver's side.
         reserved_bytes: bytes of all segments, or of all mapped pages.
         allowed_bytes: the most that may be reserved; a fraction of 1 sets no limit but the driver's.
+        lifts: whether the first request that has no room lifts the limit, so that it is served.
         collects: whether old free blocks are given back.
         searches: number of searches of the large pool, counted if `collects`.
         log: the figures of each event.
@@ -64,12 +65,15 @@ class DeviceAllocator:
         self.reserved_bytes = 0
         total = UNLIMITED if capacity_bytes is None else capacity_bytes
         self.allowed_bytes = int(settings.memory_fraction * total) if settings.memory_fraction < 1 else UNLIMITED
+        self.lifts = False
         self.collects = settings.memory_fraction < 1 and settings.garbage_collection_threshold > 0
         self.searches = 0
         self.log = Log()
         self._small, self._large = self.shelves
         self._rounds = any(divisions > 1 for divisions in settings.roundup_divisions)
         self._is_plain = settings.max_split_bytes == UNLIMITED and not settings.expandable_segments
+        has_limit = settings.max_split_bytes != UNLIMITED
+        self._expands = settings.expandable_segments and not (has_limit or self.collects)
         self._split_below_bytes = UNLIMITED if settings.expandable_segments else settings.max_split_bytes
         self._waits = wait_for_synchronize
         self._held: list[Block] = []
@@ -87,7 +91,10 @@ class DeviceAllocator:
         shelf = pool.get(stream) or self._new_shelf(stream, pool is self._large)
         orders = shelf.orders
         at = bisect_left(orders, rounded << SHIFT)
-        if not self._is_plain or self.collects:
+        if self._expands:
+            if at < len(orders) and (after := shelf.blocks[orders[at]].next) is not None and not after.mapped:
+                at = expandable.best(shelf, at)
+        elif not self._is_plain or self.collects:
             at = self._choose(shelf, rounded, at)
         if at < len(orders):
             block = shelf.blocks.pop(orders.pop(at))
@@ -245,6 +252,9 @@ class DeviceAllocator:
         if block is None:
             release.release_cached(self)
             self.log.retries.append(len(self.log.blocks))
+            block = self._from_driver(shelf, rounded)
+        if block is None and self.lifts:
+            self.allowed_bytes, self.lifts = UNLIMITED, False
             block = self._from_driver(shelf, rounded)
         return block
 

@@ -19,7 +19,7 @@ themselves fit. It costs the wait and the calls of the driver.
 from __future__ import annotations
 
 from bisect import bisect_left, bisect_right
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from functools import lru_cache
 from typing import NamedTuple, final
@@ -188,10 +188,6 @@ class EqualSteps:
     due: list[_Due]
     events: _StepEvents
 
-    def most_reserved(self, steps: int) -> int:
-        """Return the most bytes reserved in some of the steps, without a limit."""
-        return self._read(self._replayed(None, steps)).most_reserved
-
     def played(self, limit_bytes: int | None = None) -> Played:
         """Return the last of the steps; where an allocation does not fit, the step goes on without it."""
         return self._read(self._replayed(limit_bytes, self.count))
@@ -201,12 +197,29 @@ class EqualSteps:
         found = self._replayed(limit_bytes, self.count, all_fit=True)
         return None if found.device.log.failed else self._read(found)
 
+    def above(self, limit_bytes: int) -> Played | int:
+        """Return the last of the steps if they stay within a limit of the allocator, else what they reserve above it.
+
+        The first request that has no room lifts the limit, and that step is the last one.
+        """
+        found = self._read(self._replayed(limit_bytes, self.count, lifts=True))
+        return found if found.most_reserved <= limit_bytes else found.most_reserved - limit_bytes
+
     def fit(self, limit_bytes: int) -> bool:
         """Whether the steps fit below a limit of the allocator."""
         return not self._replayed(limit_bytes, self.count, all_fit=True).device.log.failed
 
-    def _replayed(self, limit_bytes: int | None, count: int, *, all_fit: bool = False) -> _ReplayedSteps:
-        """Replay some steps; with `all_fit`, up to the first allocation that runs out of memory."""
+    def _replayed(
+        self, limit_bytes: int | None, count: int, *, all_fit: bool = False, lifts: bool = False
+    ) -> _ReplayedSteps:
+        """Replay some steps.
+
+        Args:
+            limit_bytes: limit of the allocator.
+            count: number of steps; fewer if they are equal in all.
+            all_fit: end at the first allocation that runs out of memory.
+            lifts: lift the limit at this allocation, and end with that step.
+        """
         device = DeviceAllocator(self.settings, None, wait_for_synchronize=False)
         run(device, self.before)
         begin, ends = len(self.before), np.zeros(0, np.int64)
@@ -215,11 +228,16 @@ class EqualSteps:
             if all_fit and device.reserved_bytes > limit_bytes:
                 device.log.failed.append(begin)
                 return _ReplayedSteps(device, begin, ends)
+        device.lifts = lifts
+        layout: _Layout | None = None
         for turn in range(count):
-            events, due_at = self.events.of(turn)
-            ends = len(device.log.blocks) + np.array([0, *due_at], np.int64)
-            _run(device, events, all_fit=all_fit)
-            if all_fit and device.log.failed:
+            made = self.events.of(turn)
+            ends = len(device.log.blocks) + np.array([0, *made.ends], np.int64)
+            _run(device, made.events, all_fit=all_fit)
+            if (all_fit and device.log.failed) or (lifts and not device.lifts):
+                break
+            before, layout = layout, _layout(device, made.held)
+            if turn and layout == before:
                 break
         return _ReplayedSteps(device, begin, ends)
 
@@ -237,6 +255,30 @@ class EqualSteps:
             _levels=reserved,
             _driven=tuple(_driven(done, self.due, found.ends)),
         )
+
+
+_Layout = tuple[object, ...]
+
+
+def _layout(device: DeviceAllocator, held: Mapping[int, int]) -> _Layout | None:
+    """Return where all blocks lie: a step that begins and ends with one layout is equal to all that follow.
+
+    Where old free blocks are given back, the next step depends on more: then there is None.
+
+    Args:
+        device: the allocator.
+        held: storage -> name of its block, for those that the next step finds.
+    """
+    if device.collects:
+        return None
+    blocks = ((storage, device.live.get(name)) for storage, name in held.items())
+    lying = [(storage, block and (block.address, block.prev is None)) for storage, block in blocks]
+    shelves = [
+        (large, stream, {order: block.prev is None for order, block in shelf.blocks.items()}, shelf.unmapped_at())
+        for large in (0, 1)
+        for stream, shelf in device.shelves[large].items()
+    ]
+    return device.reserved_bytes, lying, shelves
 
 
 def _run(device: DeviceAllocator, events: Sequence[Event], *, all_fit: bool) -> None:
@@ -369,6 +411,11 @@ class _Blocks:
             elif what == "free":
                 self._held.pop(rest[0], None)
 
+    @property
+    def held(self) -> dict[int, int]:
+        """Names of the blocks that the next step finds, by their storages; a copy."""
+        return self._held.copy()
+
     def play(self, template: _Template, events: list[Event]) -> list[int]:
         """Append the events of one step. Returns the number of events up to each one of the template.
 
@@ -410,15 +457,30 @@ class _StepEvents:
 
     def __init__(self, blocks: _Blocks, first: _Template, others: _Template) -> None:
         self._blocks, self._first, self._others = blocks, first, others
-        self._made: list[tuple[list[Event], list[int]]] = []
+        self._made: list[_MadeEvents] = []
 
-    def of(self, turn: int) -> tuple[list[Event], list[int]]:
-        """Return the events of a step, and the number of them up to each one that is due in it."""
+    def of(self, turn: int) -> _MadeEvents:
+        """Return the events of a step."""
         while len(self._made) <= turn:
             events = list[Event]()
             ends = self._blocks.play(self._others if self._made else self._first, events)
-            self._made.append(([*events, *self._blocks.next_step()], ends))
+            events += self._blocks.next_step()
+            self._made.append(_MadeEvents(events, ends, self._blocks.held))
         return self._made[turn]
+
+
+class _MadeEvents(NamedTuple):
+    """The events of one of some equal steps.
+
+    Attributes:
+        events: the events.
+        ends: the number of them up to each one that is due in the step.
+        held: storage -> name of its block, for those that the next step finds.
+    """
+
+    events: list[Event]
+    ends: list[int]
+    held: Mapping[int, int]
 
 
 class _Template:
