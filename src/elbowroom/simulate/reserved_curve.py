@@ -198,19 +198,21 @@ class EqualSteps:
         return None if found.device.log.failed else self._read(found)
 
     def above(self, limit_bytes: int) -> Played | int:
-        """Return the last of the steps if they stay within a limit of the allocator, else what they reserve above it.
+        """Return the last of the steps if they stay within a limit of the allocator, else what they ask for above it.
 
-        The first request that has no room lifts the limit, and that step is the last one.
+        A request that has no room raises the limit to what it takes. The first step with one is the last.
         """
-        found = self._read(self._replayed(limit_bytes, self.count, lifts=True))
-        return found if found.most_reserved <= limit_bytes else found.most_reserved - limit_bytes
+        replayed = self._replayed(limit_bytes, self.count, raises=True)
+        found = self._read(replayed)
+        needed_bytes = max(replayed.device.allowed_bytes, found.most_reserved)
+        return found if needed_bytes <= limit_bytes else needed_bytes - limit_bytes
 
     def fit(self, limit_bytes: int) -> bool:
         """Whether the steps fit below a limit of the allocator."""
         return not self._replayed(limit_bytes, self.count, all_fit=True).device.log.failed
 
     def _replayed(
-        self, limit_bytes: int | None, count: int, *, all_fit: bool = False, lifts: bool = False
+        self, limit_bytes: int | None, count: int, *, all_fit: bool = False, raises: bool = False
     ) -> _ReplayedSteps:
         """Replay some steps.
 
@@ -218,7 +220,7 @@ class EqualSteps:
             limit_bytes: limit of the allocator.
             count: number of steps; fewer if they are equal in all.
             all_fit: end at the first allocation that runs out of memory.
-            lifts: lift the limit at this allocation, and end with that step.
+            raises: raise the limit for this allocation, and end with that step.
         """
         device = DeviceAllocator(self.settings, None, wait_for_synchronize=False)
         run(device, self.before)
@@ -228,13 +230,13 @@ class EqualSteps:
             if all_fit and device.reserved_bytes > limit_bytes:
                 device.log.failed.append(begin)
                 return _ReplayedSteps(device, begin, ends)
-        device.lifts = lifts
+        device.raises, allowed_bytes = raises, device.allowed_bytes
         layout: _Layout | None = None
         for turn in range(count):
             made = self.events.of(turn)
             ends = len(device.log.blocks) + np.array([0, *made.ends], np.int64)
             _run(device, made.events, all_fit=all_fit)
-            if (all_fit and device.log.failed) or (lifts and not device.lifts):
+            if (all_fit and device.log.failed) or (raises and device.allowed_bytes > allowed_bytes):
                 break
             before, layout = layout, _layout(device, made.held)
             if turn and layout == before:
