@@ -51,7 +51,6 @@ class DeviceAllocator:
         memory: the driver's side.
         reserved_bytes: bytes of all segments, or of all mapped pages.
         allowed_bytes: the most that may be reserved; a fraction of 1 sets no limit but the driver's.
-        raises: whether a request that has no room raises the limit to what it takes, and is served.
         collects: whether old free blocks are given back.
         searches: number of searches of the large pool, counted if `collects`.
         log: the figures of each event.
@@ -65,7 +64,6 @@ class DeviceAllocator:
         self.reserved_bytes = 0
         total = UNLIMITED if capacity_bytes is None else capacity_bytes
         self.allowed_bytes = int(settings.memory_fraction * total) if settings.memory_fraction < 1 else UNLIMITED
-        self.raises = False
         self.collects = settings.memory_fraction < 1 and settings.garbage_collection_threshold > 0
         self.searches = 0
         self.log = Log()
@@ -252,9 +250,6 @@ class DeviceAllocator:
         if block is None:
             release.release_cached(self)
             self.log.retries.append(len(self.log.blocks))
-            block = self._from_driver(shelf, rounded)
-        if block is None and self.raises:
-            self.allowed_bytes = self.reserved_bytes + segment_bytes(rounded, self.settings)
             block = self._from_driver(shelf, rounded)
         return block
 

@@ -197,31 +197,16 @@ class EqualSteps:
         found = self._replayed(limit_bytes, self.count, all_fit=True)
         return None if found.device.log.failed else self._read(found)
 
-    def above(self, limit_bytes: int) -> Played | int:
-        """Return the last of the steps if they stay within a limit of the allocator, else what they ask for above it.
-
-        A request that has no room raises the limit to what it takes. The first step with one is the last.
-        """
-        replayed = self._replayed(limit_bytes, self.count, raises=True)
-        found = self._read(replayed)
-        needed_bytes = max(replayed.device.allowed_bytes, found.most_reserved)
-        return found if needed_bytes <= limit_bytes else needed_bytes - limit_bytes
+    def most_reserved(self, steps: int) -> int:
+        """Return the most bytes reserved in some of the steps, without a limit."""
+        return self._read(self._replayed(None, steps)).most_reserved
 
     def fit(self, limit_bytes: int) -> bool:
         """Whether the steps fit below a limit of the allocator."""
         return not self._replayed(limit_bytes, self.count, all_fit=True).device.log.failed
 
-    def _replayed(
-        self, limit_bytes: int | None, count: int, *, all_fit: bool = False, raises: bool = False
-    ) -> _ReplayedSteps:
-        """Replay some steps.
-
-        Args:
-            limit_bytes: limit of the allocator.
-            count: number of steps; fewer if they are equal in all.
-            all_fit: end at the first allocation that runs out of memory.
-            raises: raise the limit for this allocation, and end with that step.
-        """
+    def _replayed(self, limit_bytes: int | None, count: int, *, all_fit: bool = False) -> _ReplayedSteps:
+        """Replay some steps, fewer if they are equal in all; with `all_fit`, up to the first that runs out of memory."""
         device = DeviceAllocator(self.settings, None, wait_for_synchronize=False)
         run(device, self.before)
         begin, ends = len(self.before), np.zeros(0, np.int64)
@@ -230,13 +215,12 @@ class EqualSteps:
             if all_fit and device.reserved_bytes > limit_bytes:
                 device.log.failed.append(begin)
                 return _ReplayedSteps(device, begin, ends)
-        device.raises, allowed_bytes = raises, device.allowed_bytes
         layout: _Layout | None = None
         for turn in range(count):
             made = self.events.of(turn)
             ends = len(device.log.blocks) + np.array([0, *made.ends], np.int64)
             _run(device, made.events, all_fit=all_fit)
-            if (all_fit and device.log.failed) or (raises and device.allowed_bytes > allowed_bytes):
+            if all_fit and device.log.failed:
                 break
             before, layout = layout, _layout(device, made.held)
             if turn and layout == before:

@@ -40,6 +40,8 @@ DRIVEN_CHANGES = 100
 """Changes to the best of these."""
 MOST_ASKED = 30
 """Most exchanges that are played with waits for the driver, if the best trial has such waits."""
+GUIDING_STEPS = 1
+"""Equal steps that are played to see about what a trial reserves."""
 
 ABOVE = (1.0, 1.2)
 """Factors on the least allocated bytes at which the least limit is searched for."""
@@ -68,9 +70,10 @@ def reserving(trial: Trial, limit_bytes: int) -> Reserving:
     """Replay a trial through an allocator with a limit."""
     if _keeps_all(trial):
         return Reserving(max(0, reserved_bytes(trial) - limit_bytes), 0)
-    found = _steps_of(trial).above(limit_bytes)
-    if isinstance(found, int):
-        return Reserving(found, 0)
+    steps = _steps_of(trial)
+    found = _within(steps, limit_bytes)
+    if found is None:
+        return Reserving(max(1, steps.most_reserved(GUIDING_STEPS) - limit_bytes), 0)
     step, settings = _step_of(trial), trial.basis.asked.machine.allocator
     driven = found.heights(step, trial.played).driven
     return Reserving(0, sum(delays_of(step, driven, trial.done, settings).values()) if driven else 0)
