@@ -206,7 +206,7 @@ class EqualSteps:
         return not self._replayed(limit_bytes, self.count, all_fit=True).device.log.failed
 
     def _replayed(self, limit_bytes: int | None, count: int, *, all_fit: bool = False) -> _ReplayedSteps:
-        """Replay some steps, fewer if they are equal in all; with `all_fit`, up to the first that runs out of memory."""
+        """Replay some steps, or fewer if they are equal; with `all_fit`, up to the first that runs out of memory."""
         device = DeviceAllocator(self.settings, None, wait_for_synchronize=False)
         run(device, self.before)
         begin, ends = len(self.before), np.zeros(0, np.int64)
