@@ -13,7 +13,6 @@ import torch
 from torch import Tensor, nn
 
 import elbowroom as er
-from elbowroom.engine import parameters
 from elbowroom.engine.storages import RAW_STORAGE
 from elbowroom.planners import Means
 from elbowroom.planners.budget import run_budget
@@ -29,13 +28,9 @@ def _all_away(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(run_budget, "_ways", lambda request: [request])
 
 
-@pytest.fixture(params=["here before", "loads"])
-def ways(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> Iterator[str]:
-    """Models are there before the run, or come one layer after the other, as on CUDA."""
-    if request.param == "loads":
-        monkeypatch.setattr(parameters, "_loads", lambda device: True)
-        monkeypatch.setattr(torch.cuda, "memory_allocated", lambda device: 0)
-    yield request.param
+@pytest.fixture(autouse=True)
+def _nothing_is_left_behind() -> Iterator[None]:
+    yield
     assert torch.serialization._save.__module__ == "torch.serialization"  # pyright: ignore[reportPrivateUsage, reportAttributeAccessIssue]
     assert "nbytes" not in vars(torch.UntypedStorage)
     assert nn.Parameter.__deepcopy__.__module__ == "torch.nn.parameter"
@@ -140,7 +135,7 @@ def training(between: Callable[[Case, int], Any], cases: list[Case]) -> Training
 
 
 @pytest.mark.parametrize("name", BETWEEN)
-def test_what_runs_between_steps_finds_and_leaves_the_right_bytes(name: str, ways: str) -> None:
+def test_what_runs_between_steps_finds_and_leaves_the_right_bytes(name: str) -> None:
     cases: list[Case] = []
     plain = train(lambda: training(BETWEEN[name], cases), STEPS)
     gc.collect()

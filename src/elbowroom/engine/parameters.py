@@ -22,10 +22,14 @@ torch's operators change it unseen.
 Bits cannot change: what comes back is what left.
 
 Note: [Loading]
-On CUDA a model may be larger than the device. So each parameter that a module moves there, or is given there, leaves at
-once (loading.py), and comes back for the operators that use it. Between steps, and in steps without a plan, all others
-leave first. When the run ends, those stay on the host that the budget has no room for. An operator over all parameters
-has them all on the device. `torch.save` has one: Note: [Saving].
+A model may be larger than the device. So each parameter that a module moves there, or is given there, leaves at once
+(loading.py), and comes back for the operators that use it. In RAM that is each one that a module is given. Between
+steps, and in steps without a plan, all others leave first. When the run ends, those stay on the tier below that the
+device has no room for: on the host, or mapped from the spill file. An operator over all parameters has them all on the
+device. `torch.save` has one: Note: [Saving].
+
+An array of NumPy may lie on a frozen parameter that was there before the room. So such a one waits in RAM until a step
+begins, when references to it are counted.
 """
 
 from __future__ import annotations
@@ -33,7 +37,7 @@ from __future__ import annotations
 import sys
 import weakref
 from collections import Counter
-from collections.abc import Callable, Hashable, Iterable, Mapping
+from collections.abc import Callable, Hashable, Iterable, Iterator, Mapping
 from contextlib import AbstractContextManager, nullcontext, suppress
 from typing import Any, cast, final
 
@@ -119,6 +123,7 @@ class Parameters:
         self._raw: RawReads | None = None
         self._saving: Saving | None = None
         self._loading: Loading | None = None
+        self._waiting: weakref.WeakSet[nn.Parameter] = weakref.WeakSet()
         self._once = Once()
         _LIVE.add(self)
 
@@ -155,7 +160,7 @@ class Parameters:
         self._executor.settle()
 
     def _used(self) -> Touched:
-        """Return what the last step used. On CUDA all else stays away: the average of a model, another model."""
+        """Return what the last step used. All else stays away: the average of a model, another model."""
         return by_key(ref for use in self._last for ref in use)
 
     def begin_step(self) -> None:
@@ -205,12 +210,13 @@ class Parameters:
         self._close_raw()
 
     def open(self) -> None:
-        """See raw reads from now on, and on CUDA let parameters leave as they come: see Note: [Loading]."""
+        """See raw reads from now on, and let parameters leave as they come: see Note: [Loading]."""
         if self._raw is None:
             self._raw = RawReads(self._asked)
             self._gradients.hands_out = self._sees
             self._saving = Saving(self._away, self._executor, self._conductor, self._is_between, self._all_others_leave)
-        if self._loading is None and _loads(self._executor.device) and self._may_move():
+        if self._loading is None and self._may_move():
+            self._waiting.update(each for each in self._frozen_in_ram())
             self._loading = Loading(self._moved, self._made)
             self._turn(on=True)
 
@@ -275,6 +281,10 @@ class Parameters:
         frozen = [n for n, each in enumerate(parameters) if not each.requires_grad]  # no name holds one meanwhile
         return any(sys.getrefcount(parameters[n]) > 2 + owned[id(parameters[n])] for n in frozen)
 
+    def _frozen_in_ram(self) -> Iterator[nn.Parameter]:
+        on_cpu = self._executor.device.type == "cpu"
+        return (each for each in alive_of(nn.Parameter) if on_cpu and not each.requires_grad)
+
     def _own_storage(self, parameter: Any) -> torch.UntypedStorage | None:
         if type(parameter) is not nn.Parameter or is_lazy(parameter) or not is_plain(parameter):
             return None
@@ -312,7 +322,7 @@ class Parameters:
 
     def _taken_on(self, parameter: nn.Parameter) -> int | None:
         """Let a parameter be one that may move, if it is not one yet. Returns its key if it is new."""
-        if self._inside or not self.on or type(parameter) is not nn.Parameter:
+        if self._inside or not self.on or type(parameter) is not nn.Parameter or parameter in self._waiting:
             return None
         storage = self._own_storage(parameter)
         if storage is None or self._is(self._movable, storage) or self._is(self._stay, storage):
@@ -545,7 +555,7 @@ class Parameters:
         return problem if lost or isinstance(problem, TierError) else None
 
     def _stay_away(self, left: Left) -> bool:
-        """Give parameters that could not come back their bytes on the host. Returns whether some are lost."""
+        """Give parameters that could not come back their bytes below. Returns whether some are lost."""
         size_bytes = 0
         for key, memory in left.items():
             if memory is None:
@@ -553,10 +563,14 @@ class Parameters:
             put_on_host((ref() for ref in self._owners.get(cast("int", key), ())), memory)
             size_bytes += memory.nbytes()
         if size_bytes:
-            warn(
-                f"elbowroom: {format_bytes(size_bytes)} of parameters are on the host now, as the device has no room "
-                "for all of them within the budget: the model is on two devices. A state dict of it can be saved"
+            where = (
+                "are mapped from a file now, as memory has no room for all of them: the system reads their pages as "
+                "they are used. The model trains on, slowly, and can be saved"
+                if self._executor.device.type == "cpu"
+                else "are on the host now, as the device has no room for all of them within the budget: the model is "
+                "on two devices. A state dict of it can be saved"
             )
+            warn(f"elbowroom: {format_bytes(size_bytes)} of parameters {where}")
         return any(memory is None for memory in left.values())
 
     def _close_raw(self) -> None:
@@ -606,11 +620,6 @@ def _compiling() -> None:
 
 
 def _nothing() -> None: ...
-
-
-def _loads(device: torch.device) -> bool:
-    """Tell whether parameters leave as they come. In RAM they are there before."""
-    return device.type == "cuda"
 
 
 def _no_limit() -> int:
