@@ -12,7 +12,7 @@ on the device:
 - Compiled code, graphs of CUDA, torch.distributed, steps without an optimizer of torch: no parameter leaves. Those of
   scripted modules stay.
 - Another tensor on the storage when it is first met, or a reference to the storage when it would leave: it stays. So
-  does a frozen one in RAM that more refers to than modules: that may be an array of NumPy.
+  does a frozen one in RAM that more refers to than modules and optimizers: that may be an array of NumPy.
 - Uses on another stream than the first ones: it stays from then on.
 
 A frozen parameter is written to the tier once. The tier keeps its bytes, and it leaves without a copy until an operator
@@ -123,7 +123,7 @@ class Parameters:
         self._raw: RawReads | None = None
         self._saving: Saving | None = None
         self._loading: Loading | None = None
-        self._waiting: weakref.WeakSet[nn.Parameter] = weakref.WeakSet()
+        self._waiting: dict[int, weakref.ref[nn.Parameter]] = {}
         self._once = Once()
         _LIVE.add(self)
 
@@ -216,7 +216,7 @@ class Parameters:
             self._gradients.hands_out = self._sees
             self._saving = Saving(self._away, self._executor, self._conductor, self._is_between, self._all_others_leave)
         if self._loading is None and self._may_move():
-            self._waiting.update(each for each in self._frozen_in_ram())
+            self._waiting = {id(each): weakref.ref(each) for each in self._frozen_in_ram()}
             self._loading = Loading(self._moved, self._made)
             self._turn(on=True)
 
@@ -246,6 +246,7 @@ class Parameters:
         # on a GPU weights without an address are copied in each call
         recurrent = _storages_in(nn.RNNBase) if self._executor.device.type == "cuda" else frozenset[int]()
         owned = Counter(id(p) for module in alive_of(nn.Module) for p in module.parameters(recurse=False))
+        owned.update(id(p) for each in alive_of(torch.optim.Optimizer) for g in each.param_groups for p in g["params"])
         found: dict[int, list[nn.Parameter]] = {}
         for parameter in alive_of(nn.Parameter):
             storage = self._own_storage(parameter)
@@ -275,7 +276,7 @@ class Parameters:
                 self._tell(storage.nbytes(), "another tensor lies on its storage")
 
     def _has_arrays(self, parameters: list[nn.Parameter], owned: Mapping[int, int]) -> bool:
-        """Whether an array of NumPy may lie on a frozen parameter: more refers to it than modules and this list."""
+        """Whether an array of NumPy may lie on a frozen one: not only modules, optimizers and this list refer to it."""
         if self._executor.device.type != "cpu":
             return False
         frozen = [n for n, each in enumerate(parameters) if not each.requires_grad]  # no name holds one meanwhile
@@ -314,6 +315,14 @@ class Parameters:
         found = [key for each in parameters if (key := self._taken_on(each)) is not None]
         self._all_leave(found)
 
+    def place(self, model: nn.Module) -> None:
+        """Let the parameters of a model leave that was there before the run, as far as they may."""
+        if self._loading is None or self._inside or not self._may_move():
+            return
+        self._find()
+        found = {storage_key(each) for each in storages_of(model.parameters())}
+        self._all_leave([key for key in found if key in self._movable])
+
     def _made(self, parameter: nn.Parameter) -> None:
         """Let all others leave: a parameter that was made on the device is filled next."""
         key = self._taken_on(parameter)
@@ -322,7 +331,10 @@ class Parameters:
 
     def _taken_on(self, parameter: nn.Parameter) -> int | None:
         """Let a parameter be one that may move, if it is not one yet. Returns its key if it is new."""
-        if self._inside or not self.on or type(parameter) is not nn.Parameter or parameter in self._waiting:
+        if self._inside or not self.on or type(parameter) is not nn.Parameter:
+            return None
+        waits = self._waiting.get(id(parameter))
+        if waits is not None and waits() is parameter:
             return None
         storage = self._own_storage(parameter)
         if storage is None or self._is(self._movable, storage) or self._is(self._stay, storage):
