@@ -28,8 +28,9 @@ steps, and in steps without a plan, all others leave first. When the run ends, t
 device has no room for: on the host, or mapped from the spill file. An operator over all parameters has them all on the
 device. `torch.save` has one: Note: [Saving].
 
-An array of NumPy may lie on a frozen parameter that was there before the room. So such a one waits in RAM until a step
-begins, when references to it are counted.
+A loader may still have the tensor of which it made a parameter (`from_pretrained`). Then that leaves when a later one
+comes. An array of NumPy may lie on a frozen parameter that was there before the room. So such a one waits in RAM until
+a step begins, when references to it are counted.
 """
 
 from __future__ import annotations
@@ -123,6 +124,7 @@ class Parameters:
         self._raw: RawReads | None = None
         self._saving: Saving | None = None
         self._loading: Loading | None = None
+        self._late: dict[int, weakref.ref[nn.Parameter]] = {}
         self._waiting: dict[int, weakref.ref[nn.Parameter]] = {}
         self._once = Once()
         _LIVE.add(self)
@@ -325,9 +327,12 @@ class Parameters:
 
     def _made(self, parameter: nn.Parameter) -> None:
         """Let all others leave: a parameter that was made on the device is filled next."""
+        late, self._late = self._late, {}
+        keys = [self._taken_on(each) for ref in late.values() if (each := ref()) is not None]
+        self._here |= {key: self._movable[key] for key in keys if key is not None}
         key = self._taken_on(parameter)
-        if key is not None:
-            self._others_leave(by_key([self._movable[key]]))
+        if key is not None or any(keys):
+            self._others_leave({} if key is None else by_key([self._movable[key]]))
 
     def _taken_on(self, parameter: nn.Parameter) -> int | None:
         """Let a parameter be one that may move, if it is not one yet. Returns its key if it is new."""
@@ -340,7 +345,8 @@ class Parameters:
         if storage is None or self._is(self._movable, storage) or self._is(self._stay, storage):
             return None
         key = storage_key(storage)
-        if holders_of(storage) != 2:  # a tensor of the code that moves it lies there too
+        if holders_of(storage) != 2:  # a tensor of the code that moves it lies there too, maybe for a moment
+            self._late[id(parameter)] = weakref.ref(parameter)
             return None
         self._movable[key], self._owners[key] = weakref.ref(storage), [weakref.ref(parameter)]
         self._version_of.pop(key, None)
