@@ -20,6 +20,8 @@ START = "<!-- benchmarks: made by python -m benchmarks.table, do not edit -->"
 END = "<!-- benchmarks end -->"
 DEMO_START = "<!-- demo: made by python -m benchmarks.table, do not edit -->"
 DEMO_END = "<!-- demo end -->"
+WEIGHTS_START = "<!-- demo of weights: made by python -m benchmarks.table, do not edit -->"
+WEIGHTS_END = "<!-- demo of weights end -->"
 DOCS = ROOT / "docs" / "benchmarks.md"
 
 Result = dict[str, Any]
@@ -106,6 +108,35 @@ def demo_table(result: Result) -> str:
     return "\n".join([*lines, "", provenance(result)])
 
 
+def weights_table(result: Result) -> str:
+    """The demo of weights: plain under the limit, elbowroom under it, and both with a smaller model."""
+    run = result["run"]
+    trials = [run[name] for name in ("limited", "within", "small_plain", "small_within")]
+    sizes = [run["training_bytes"]] * 2 + [run["small_training_bytes"]] * 2
+    rows = [
+        ("weights, gradients and states", [format_bytes(size) for size in sizes]),
+        ("ends", ["out of memory" if trial["failed"] else "finished" for trial in trials]),
+        ("peak RSS", [format_bytes(trial["peak_rss_bytes"]) for trial in trials]),
+        ("step time", [_or_dash(trial["step_ns"], format_ns) for trial in trials]),
+        ("swapped out in a step", [_or_dash(trial["swapped_out_bytes"], format_bytes) for trial in trials]),
+        ("swapped back in a step", [_or_dash(trial["swapped_back_bytes"], format_bytes) for trial in trials]),
+        ("stall in a step", [_or_dash(trial["stall_ns"], format_ns) for trial in trials]),
+        ("first loss", [f"{trial['losses'][0]:.6f}" if trial["losses"] else "" for trial in trials]),
+        ("last loss", [f"{trial['losses'][-1]:.6f}" if trial["losses"] else "" for trial in trials]),
+    ]
+    limit = f"{format_bytes(run['limit_bytes'])} ({run['limit_kind']})"
+    heads = (
+        f"plain PyTorch, limit {limit}",
+        "elbowroom, the same limit",
+        "smaller model, plain, no limit",
+        "smaller model, elbowroom, the same limit",
+    )
+    lines = [f"| | {' | '.join(heads)} |", "|---|---|---|---|---|"]
+    lines += [f"| {name} | {' | '.join(cells)} |" for name, cells in rows]
+    lines.append(f"| losses and final weights bit-equal to plain | | | | {'yes' if run['bit_equal'] else 'no'} |")
+    return "\n".join([*lines, "", provenance(result)])
+
+
 def _or_dash(value: int | None, form: Callable[[int], str]) -> str:
     return "" if value is None else form(value)
 
@@ -151,6 +182,9 @@ def main() -> None:
     arguments = parser.parse_args()
     results = newest_results(arguments.results)
     _write(arguments.docs, START, END, tables(results), check=arguments.check)
+    if "demo_weights" in results:
+        table = weights_table(results["demo_weights"])
+        _write(arguments.docs, WEIGHTS_START, WEIGHTS_END, table, check=arguments.check)
     if "demo" in results:
         _write(arguments.readme, DEMO_START, DEMO_END, demo_table(results["demo"]), check=arguments.check)
 

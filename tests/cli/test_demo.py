@@ -14,7 +14,7 @@ import pytest
 
 from elbowroom.cli import demo_verb, output
 from elbowroom.cli import main as command
-from elbowroom.demo import limited_run, limits, main
+from elbowroom.demo import limited_run, limits, main, weights
 from elbowroom.demo.limited_run import LimitedTrial
 from elbowroom.demo.limits import DataLimit, available_kind, hard_limit
 from elbowroom.demo.trainer import TrainingOrder, memory
@@ -243,6 +243,72 @@ def test_missing_packages_are_said_with_the_remedy(monkeypatch: pytest.MonkeyPat
 
     with pytest.raises(UsageError, match=r"monai not installed; .* pip install 'elbowroom\[demo\]'"):
         main.check_packages()
+
+
+def weights_outcome(
+    limited: LimitedTrial = KILLED, within: LimitedTrial = WITHIN, small_within: LimitedTrial = WITHIN
+) -> weights.WeightsOutcome:
+    return weights.WeightsOutcome(
+        limit_kind="memory cgroup v2",
+        limit_bytes=300 * MIB,
+        training_bytes=900 * MIB,
+        small_training_bytes=200 * MIB,
+        limited=limited,
+        within=within,
+        small_plain=PLAIN,
+        small_within=small_within,
+    )
+
+
+def test_the_demo_of_weights_went_as_it_should_only_if_the_loss_fell_and_the_smaller_model_has_equal_numbers() -> None:
+    rising = ended(losses=(0.25, 0.5, 0.375), trained={"weights_sha256": "same"})
+
+    assert weights_outcome().as_it_should
+    assert not weights_outcome(limited=PLAIN).as_it_should
+    assert not weights_outcome(within=rising).as_it_should
+    assert not weights_outcome(within=KILLED).as_it_should
+    assert not weights_outcome(small_within=rising).as_it_should
+    assert not weights_outcome(small_within=KILLED).as_it_should
+
+
+def test_the_json_object_of_weights_has_the_named_fields() -> None:
+    answer = answered(
+        json.dumps(output.as_object(demo_verb.weights_figures(weights_outcome())), allow_nan=False), "demo-weights"
+    )
+
+    assert (answer["limit_bytes"], answer["training_bytes"]) == (300 * MIB, 900 * MIB)
+    assert (answer["loss_fell"], answer["bit_equal"]) == (True, True)
+    assert (answer["limited"]["failed"], answer["within"]["failed"]) == (True, False)
+
+
+def test_the_bytes_of_a_model_are_those_of_four_words_for_each_parameter() -> None:
+    weights_job = pytest.importorskip("elbowroom.demo.weights_job", reason="the demo trains with torch")
+    # Embeddings 256 x 64 and 64 x 64, and one block: norms 4 x 64; products 64 x 192 + 192, 64 x 64 + 64,
+    # 64 x 256 + 256 and 256 x 64 + 64. The last norm 2 x 64 and the head 64 x 256 + 256.
+    block = 256 + (64 * 192 + 192) + (64 * 64 + 64) + (64 * 256 + 256) + (256 * 64 + 64)
+    count = 256 * 64 + 64 * 64 + block + 128 + (64 * 256 + 256)
+
+    assert weights_job.training_bytes(width=64, depth=1) == 4 * 4 * count
+
+
+@pytest.mark.timeout(900)
+def test_the_small_demo_of_weights_works(
+    tmp_path: Path, capfd: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("PYTHONPATH", os.pathsep.join([str(SOURCES), os.environ.get("PYTHONPATH", "")]))
+
+    code = command(["demo", "--weights", "--size", "small", "--json", "--out", str(tmp_path)])
+
+    captured = capfd.readouterr()
+    assert code == 0, captured.err
+    answer = answered(captured.out, "demo-weights")
+    assert answer["bit_equal"] is True
+    assert answer["loss_fell"] is True
+    assert answer["limited"]["failed"] is True
+    # the whole process stays below a third of its weights, gradients and states
+    assert answer["training_bytes"] >= 3 * answer["limit_bytes"]
+    # and each step moves about all of them
+    assert answer["within"]["swapped_out_bytes"] > answer["training_bytes"] - 2 * answer["limit_bytes"]
 
 
 @pytest.mark.timeout(600)

@@ -80,6 +80,13 @@ def test_parameters_move_only_where_nothing_less_is_enough() -> None:
     assert (refused.fits, refused.needed_bytes) == (False, 3 * PIECE)
 
 
+def test_only_the_ways_that_are_given_are_tried() -> None:
+    found = planned_training(of_weights(), device_of(2), (module.WITHOUT_PARAMETERS,))
+
+    assert found is not None
+    assert (found.fits, found.means, found.needed_bytes) == (False, ("swap", "state", "gradient"), 3 * PIECE)
+
+
 def test_neither_gradients_nor_parameters_move_with_other_processes() -> None:
     trace = of_weights()
     reduced = Op(name="c10d.allreduce_", module="", phase="backward", reads=(0,), writes=(0,), duration_ns=1)

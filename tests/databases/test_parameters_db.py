@@ -7,10 +7,8 @@ from collections.abc import Iterator
 from typing import Any
 
 import pytest
-import torch
 
 import elbowroom as er
-from elbowroom.engine import parameters
 from elbowroom.planners import Means
 from elbowroom.planners.budget import run_budget
 from tests.databases.forced import same
@@ -25,13 +23,10 @@ STEPS = 4
 EVERYTHING: tuple[Means, ...] = ("swap", "state", "gradient", "parameter")
 
 
-@pytest.fixture(autouse=True, params=["here before", "loads"])
-def _all_away(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
-    """Plans move everything; models are there before the run, or leave as they come, as on CUDA."""
+@pytest.fixture(autouse=True)
+def _all_away(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
+    """Plans move everything, and models leave as they come."""
     monkeypatch.setattr(run_budget, "_ways", lambda asked: [asked])
-    if request.param == "loads":
-        monkeypatch.setattr(parameters, "_loads", lambda device: True)
-        monkeypatch.setattr(torch.cuda, "memory_allocated", lambda device: 0)
     yield
     gc.collect()
 

@@ -14,7 +14,6 @@ import torch
 from torch import Tensor, nn
 
 import elbowroom as er
-from elbowroom.engine import parameters
 from elbowroom.planners import Means
 from elbowroom.planners.budget import run_budget
 from elbowroom.run.room import Room
@@ -300,14 +299,12 @@ READERS = (nothing_reads, clips, clips_by_hand, adds_the_weights)
 
 @contextmanager
 def all_move() -> Iterator[None]:
-    """Let plans move everything, and let models leave as they come, as on CUDA."""
-    before = run_budget._ways, parameters._loads, torch.cuda.memory_allocated
-    run_budget._ways, parameters._loads = (lambda asked: [asked]), (lambda device: True)
-    torch.cuda.memory_allocated = lambda device=None: 0
+    """Let plans move everything."""
+    before, run_budget._ways = run_budget._ways, lambda asked: [asked]
     try:
         yield
     finally:
-        run_budget._ways, parameters._loads, torch.cuda.memory_allocated = before
+        run_budget._ways = before
 
 
 def _did(room: Room) -> Sequence[str]:

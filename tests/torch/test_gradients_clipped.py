@@ -14,7 +14,6 @@ from torch import Tensor, nn
 from torch.nn.utils import clip_grad_norm_, clip_grad_value_
 
 import elbowroom as er
-from elbowroom.engine import parameters
 from elbowroom.engine.gradient_hooks import GRAD
 from elbowroom.engine.lent_gradients import LentGradients
 from elbowroom.engine.list_parts import joined, parted, takes_lists
@@ -122,13 +121,6 @@ CLIPS: dict[str, Clip] = {
     each.__name__: each for each in (by_norm, by_greatest, one_by_one, by_value, twice, by_hand, *LOOPS)
 }
 AWAY: list[int] = []
-
-
-@pytest.fixture(autouse=True)
-def _ram_loads_too(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Let operators be seen from the first step on, as on CUDA."""
-    monkeypatch.setattr(parameters, "_loads", lambda device: True)
-    monkeypatch.setattr(torch.cuda, "memory_allocated", lambda device: 0)
 
 
 def training(clip: Clip, kind: type[torch.optim.Optimizer]) -> Training:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import copy
+import ctypes
 import gc
 import io
 from collections.abc import Callable, Iterator
@@ -13,11 +14,20 @@ import torch
 from torch import Tensor, nn
 
 import elbowroom as er
-from elbowroom.engine import parameters
 from elbowroom.engine.storages import RAW_STORAGE
 from elbowroom.planners import Means
 from elbowroom.planners.budget import run_budget
-from tests.torch.helpers import MIN_SIZE_BYTES, Training, assert_equal, finish, mean_square, mlp, seeded, train
+from tests.torch.helpers import (
+    MIN_SIZE_BYTES,
+    Training,
+    assert_equal,
+    finish,
+    mean_square,
+    mlp,
+    ordinary,
+    seeded,
+    train,
+)
 
 STEPS = 8
 PARAMETERS: tuple[Means, ...] = ("swap", "state", "gradient", "parameter")
@@ -29,13 +39,9 @@ def _all_away(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(run_budget, "_ways", lambda request: [request])
 
 
-@pytest.fixture(params=["here before", "loads"])
-def ways(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> Iterator[str]:
-    """Models are there before the run, or come one layer after the other, as on CUDA."""
-    if request.param == "loads":
-        monkeypatch.setattr(parameters, "_loads", lambda device: True)
-        monkeypatch.setattr(torch.cuda, "memory_allocated", lambda device: 0)
-    yield request.param
+@pytest.fixture(autouse=True)
+def _nothing_is_left_behind() -> Iterator[None]:
+    yield
     assert torch.serialization._save.__module__ == "torch.serialization"  # pyright: ignore[reportPrivateUsage, reportAttributeAccessIssue]
     assert "nbytes" not in vars(torch.UntypedStorage)
     assert nn.Parameter.__deepcopy__.__module__ == "torch.nn.parameter"
@@ -140,7 +146,7 @@ def training(between: Callable[[Case, int], Any], cases: list[Case]) -> Training
 
 
 @pytest.mark.parametrize("name", BETWEEN)
-def test_what_runs_between_steps_finds_and_leaves_the_right_bytes(name: str, ways: str) -> None:
+def test_what_runs_between_steps_finds_and_leaves_the_right_bytes(name: str) -> None:
     cases: list[Case] = []
     plain = train(lambda: training(BETWEEN[name], cases), STEPS)
     gc.collect()
@@ -154,3 +160,41 @@ def test_what_runs_between_steps_finds_and_leaves_the_right_bytes(name: str, way
     assert all(after >= before for before, after in cases[1].away)
     assert not cases[1].away or max(before for before, _ in cases[1].away) >= 3
     assert [step.mode for step in room.steps].count("plan") >= STEPS // 2
+
+
+def as_safetensors_reads(tensors: dict[str, Tensor]) -> dict[str, bytes]:
+    """The bytes of tensors as `save_file` of safetensors gets them: by the addresses of storages and of tensors."""
+    shared = {each.untyped_storage().data_ptr() for each in tensors.values()}
+    assert len(shared) == len(tensors)
+    found: dict[str, bytes] = {}
+    for name, tensor in tensors.items():
+        assert tensor.is_contiguous()
+        size_bytes = tensor.nelement() * tensor.element_size()
+        found[name] = ctypes.string_at(tensor.data_ptr(), size_bytes)
+    return found
+
+
+@pytest.mark.filterwarnings("ignore:elbowroom. a parameter of .* as code has its address:RuntimeWarning")
+def test_code_that_reads_addresses_gets_the_bytes_of_parameters_that_are_away_and_training_goes_on() -> None:
+    def training() -> Training:
+        model = mlp(96, 4)
+        return ordinary(model, torch.randn(4, 96), optimizer=torch.optim.AdamW(model.parameters(), lr=1e-2))
+
+    def saves(run: Training) -> list[dict[str, bytes]]:
+        found: list[dict[str, bytes]] = []
+        for number in range(STEPS):
+            run.step(number)
+            if number in (3, STEPS - 1):
+                found.append(as_safetensors_reads(run.modules[0].state_dict()))
+        return found
+
+    plain = saves(seeded(training))
+    gc.collect()
+    # when
+    with er.within("100GiB", min_size=MIN_SIZE_BYTES, planner="on_demand", allow=PARAMETERS):
+        run = seeded(training)
+        away = sum(RAW_STORAGE(p).nbytes() == 0 for p in run.modules[0].parameters())
+        inside = saves(run)
+    # then
+    assert away >= 3
+    assert inside == plain

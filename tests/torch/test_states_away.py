@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import copy
+import errno
 import io
 from collections.abc import Callable
 from contextlib import nullcontext
@@ -15,6 +16,7 @@ from torch import Tensor
 import elbowroom as er
 from elbowroom.engine.executor import Executor
 from elbowroom.engine.residence import RamResidence
+from elbowroom.engine.tiers.spillfile import SpillFile
 from elbowroom.run.room import Room, run_of
 from tests.torch.helpers import (
     MIN_SIZE_BYTES,
@@ -163,7 +165,7 @@ def test_nothing_of_torch_is_changed_once_the_room_is_closed() -> None:
 def test_states_that_there_is_no_room_for_at_the_end_are_no_states_any_more(
     process_ends: bool, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    # given a training with states away, at whose end there is no memory for them
+    # given a training with states away, at whose end there is no memory for them, nor for a mapping of the file
     def setup() -> Training:
         return layers(MAKES["Adam"])
 
@@ -171,6 +173,9 @@ def test_states_that_there_is_no_room_for_at_the_end_are_no_states_any_more(
 
     def arrive(*_: object) -> None:
         raise RuntimeError(refused)
+
+    def no_mapping(*_: object) -> None:
+        raise OSError(errno.ENOMEM, "Cannot allocate memory")
 
     least, _ = needs(setup)
     training = seeded(setup)
@@ -182,6 +187,7 @@ def test_states_that_there_is_no_room_for_at_the_end_are_no_states_any_more(
                 training.step(i)
             monkeypatch.setattr(RamResidence, "asked_bytes", lambda *_: 36864)
             monkeypatch.setattr(Executor, "arrive", arrive)
+            monkeypatch.setattr(SpillFile, "lend", no_mapping)
 
     # when
     ends = nullcontext() if process_ends else pytest.raises(RuntimeError, match="you tried to allocate 36864 bytes")

@@ -70,12 +70,13 @@ class PlannedTraining:
         return self.step_ns / self.kept_step_ns if self.kept_step_ns else 1.0
 
 
-def planned_training(trace: Trace, machine: Machine) -> PlannedTraining | None:
+def planned_training(trace: Trace, machine: Machine, ways: Sequence[tuple[Means, ...]] = ()) -> PlannedTraining | None:
     """Plan a training that does not fit a machine quickly.
 
     Args:
         trace: what it does, best with optimizers' steps in parts (`in_parts` of a capture).
         machine: the GPU. What it has, less the memory outside the allocator, is the budget.
+        ways: the sets of means to try, one after the other; empty for those that the trace may have.
 
     Returns:
         What the plan does, or the least that any plan tried would need. None if that would take too long.
@@ -85,7 +86,7 @@ def planned_training(trace: Trace, machine: Machine) -> PlannedTraining | None:
     if budget_bytes <= 0 or len(trace.events) > MOST_EVENTS:
         return None
     until_s, found = time.monotonic() + PATIENCE_S, list[PlannedTraining]()
-    for means in _means_of(trace):
+    for means in ways or _means_of(trace):
         request = _request(trace, machine, budget_bytes, means)
         try:
             course = course_within(request)

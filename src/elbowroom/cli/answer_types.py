@@ -646,6 +646,35 @@ class DemoAnswer:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+class WeightsAnswer:
+    """What `elbowroom demo --weights --json` prints.
+
+    Attributes:
+        limit_bytes: the hard limit of all trainings but that of plain PyTorch with the smaller model.
+        limit_kind: what enforces it.
+        training_bytes: weights, gradients and optimizer states of the model.
+        small_training_bytes: the same of the smaller model.
+        loss_fell: whether the last losses are lower than the first, with elbowroom.
+        bit_equal: whether losses and weights of the smaller model are equal with and without elbowroom, bit by bit.
+        limited: plain PyTorch under the limit.
+        within: elbowroom under the limit.
+        small_plain: plain PyTorch without a limit, with the smaller model.
+        small_within: elbowroom under the limit, with the smaller model.
+    """
+
+    limit_bytes: int
+    limit_kind: Literal["memory cgroup v2", "memory cgroup v1", "RLIMIT_DATA"]
+    training_bytes: int
+    small_training_bytes: int
+    loss_fell: bool
+    bit_equal: bool
+    limited: TrialFigures
+    within: TrialFigures
+    small_plain: TrialFigures
+    small_within: TrialFigures
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class ErrorFigures:
     """What went wrong.
 
@@ -704,5 +733,6 @@ SCHEMAS: Mapping[type, Schema] = {
     MachineListAnswer: Schema("machine-list", 1),
     CacheAnswer: Schema("cache", 1),
     DemoAnswer: Schema("demo", 1),
+    WeightsAnswer: Schema("demo-weights", 1),
     ErrorAnswer: Schema("error", 1),
 }

@@ -1,4 +1,4 @@
-"""`elbowroom demo`: a 3D U-Net that does not fit in memory, trained inside a hard limit."""
+"""`elbowroom demo`: a 3D U-Net, or a model by its weights alone, that does not fit, trained inside a hard limit."""
 
 from __future__ import annotations
 
@@ -11,22 +11,26 @@ from pathlib import Path
 from typing import Any
 
 from elbowroom.cli import output
-from elbowroom.cli.answer_types import DemoAnswer, TrialFigures
-from elbowroom.demo import main
+from elbowroom.cli.answer_types import DemoAnswer, TrialFigures, WeightsAnswer
+from elbowroom.demo import main, weights
 from elbowroom.demo.limited_run import LimitedTrial
 from elbowroom.demo.trainer import RECORDS
 
 DESCRIPTION = (
     "Trains MONAI's 3D U-Net to take noise off the whole brain MRI volume that nibabel ships, three times: plain "
     "PyTorch without a limit, plain PyTorch under a hard memory limit, which it cannot meet, and elbowroom under the "
-    "same limit. Then compares losses, weights, memory and time."
+    "same limit. Then compares losses, weights, memory and time. With --weights it trains a language model on Python's "
+    "own sources, whose weights, gradients and optimizer states are three times the limit."
 )
 
 
 def add(verbs: Any) -> None:
     """Add this verb to the parser."""
     parser = verbs.add_parser("demo", help="the main job on real data, on any computer", description=DESCRIPTION)
-    parser.add_argument("--size", choices=tuple(main.SIZES), default="default", help="of the volume")
+    parser.add_argument(
+        "--weights", action="store_true", help="a model whose weights, gradients and states are 3 times the limit"
+    )
+    parser.add_argument("--size", choices=tuple(main.SIZES), default="default", help="of the volume or the model")
     parser.add_argument("--seed", type=int, default=0, help="of weights and noise (default: 0)")
     parser.add_argument(
         "--out", metavar="DIR", default="elbowroom-demo", help="records and report (default: %(default)s)"
@@ -37,6 +41,8 @@ def add(verbs: Any) -> None:
 
 def execute(arguments: argparse.Namespace) -> int:
     """Run the demo and show it."""
+    if arguments.weights:
+        return _execute_weights(arguments)
     from elbowroom.demo import show
 
     settings = main.DemoSettings(folder=Path(arguments.out), size=main.SIZES[arguments.size], seed=arguments.seed)
@@ -45,7 +51,7 @@ def execute(arguments: argparse.Namespace) -> int:
         outcome = main.run(settings, screen)
     for line in outcome.within.warnings():
         print(line, file=sys.stderr)
-    written = _records(settings.folder, outcome)
+    written = _records(settings.folder, outcome.within)
     if arguments.json:
         output.write_answer(figures(outcome), output.STDOUT)
     else:
@@ -53,6 +59,43 @@ def execute(arguments: argparse.Namespace) -> int:
         console.print(show.as_table(outcome))
         console.print(written)
     return 0 if outcome.as_it_should else main.DemoFailed.exit_code
+
+
+def _execute_weights(arguments: argparse.Namespace) -> int:
+    """Run the demo of weights and show it."""
+    from elbowroom.demo import show, weights_table
+
+    size = weights.WEIGHTS_SIZES[arguments.size]
+    settings = weights.WeightsSettings(folder=Path(arguments.out), size=size, seed=arguments.seed)
+    screen = show.Screen(output.console(errors=True), size.steps, weights_table.WEIGHTS_TITLES)
+    with _unwinding_at_signals(), screen.shown():
+        outcome = weights.run(settings, screen)
+    for line in outcome.within.warnings():
+        print(line, file=sys.stderr)
+    written = _records(settings.folder, outcome.within)
+    if arguments.json:
+        output.write_answer(weights_figures(outcome), output.STDOUT)
+    else:
+        console = output.console()
+        console.print(weights_table.as_weights_table(outcome))
+        console.print(written)
+    return 0 if outcome.as_it_should else main.DemoFailed.exit_code
+
+
+def weights_figures(outcome: weights.WeightsOutcome) -> WeightsAnswer:
+    """The answer of `--weights` for programs, bytes and nanoseconds."""
+    return WeightsAnswer(
+        limit_bytes=outcome.limit_bytes,
+        limit_kind=outcome.limit_kind,
+        training_bytes=outcome.training_bytes,
+        small_training_bytes=outcome.small_training_bytes,
+        loss_fell=outcome.loss_fell,
+        bit_equal=outcome.bit_equal,
+        limited=_trial(outcome.limited),
+        within=_trial(outcome.within),
+        small_plain=_trial(outcome.small_plain),
+        small_within=_trial(outcome.small_within),
+    )
 
 
 def figures(outcome: main.DemoOutcome) -> DemoAnswer:
@@ -94,9 +137,9 @@ def _unwinding_at_signals() -> Iterator[None]:
         signal.signal(signal.SIGTERM, before)
 
 
-def _records(folder: Path, outcome: main.DemoOutcome) -> str:
+def _records(folder: Path, within: LimitedTrial) -> str:
     """Write the report of the records that elbowroom's trial left; return a line on where they are."""
-    if outcome.within.failed:
+    if within.failed:
         return ""
     from elbowroom.files.record_files import load
     from elbowroom.machine import Machine

@@ -11,10 +11,9 @@ import tempfile
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, replace
 from statistics import median
-from typing import Any
+from typing import Any, ClassVar, Protocol
 
 from elbowroom.demo.limits import CommandLimit
-from elbowroom.demo.trainer import TrainingOrder
 
 Watcher = Callable[[Mapping[str, Any]], None]
 
@@ -26,7 +25,7 @@ ENVIRONMENT = {
     # Threads of an op wait asleep: on a busy computer, spinning threads take the cores from working ones.
     "OMP_WAIT_POLICY": "PASSIVE",
 }
-"""Environment variables of all three children."""
+"""Environment variables of all children."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -34,7 +33,7 @@ class LimitedTrial:
     """What a child reported, and how it ended.
 
     Attributes:
-        events: its events in order, as `elbowroom.demo.trainer` makes them.
+        events: its events in order, as the child makes them.
         exit_code: its exit code; negative for the signal that ended it.
         peak_rss_bytes: resident peak as the system counted it, until its end.
         output: the end of its text output.
@@ -91,7 +90,22 @@ class LimitedTrial:
         return f"exit code {self.exit_code}: {last.strip()}"
 
 
-def run(order: TrainingOrder, limit: CommandLimit | None, watch: Watcher) -> LimitedTrial:
+class ChildOrder(Protocol):
+    """Order for a child process: a frozen record.
+
+    Attributes:
+        module: the module that carries it out.
+    """
+
+    module: ClassVar[str]
+    __dataclass_fields__: ClassVar[dict[str, Any]]
+
+    def argument(self) -> str:
+        """Write it as a word of a command line."""
+        ...
+
+
+def run(order: ChildOrder, limit: CommandLimit | None, watch: Watcher) -> LimitedTrial:
     """Run a child to its end.
 
     Args:
@@ -100,7 +114,7 @@ def run(order: TrainingOrder, limit: CommandLimit | None, watch: Watcher) -> Lim
         watch: called with each event as it comes.
     """
     reading, writing = os.pipe()
-    command = [sys.executable, "-m", "elbowroom.demo.trainer", replace(order, pipe=writing).argument()]
+    command = [sys.executable, "-m", order.module, replace(order, pipe=writing).argument()]
     with tempfile.TemporaryFile("w+", encoding="utf-8", errors="replace") as output:
         child = subprocess.Popen(
             limit.wrap(command) if limit else command,

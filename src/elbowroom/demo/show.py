@@ -25,9 +25,10 @@ ABSENT = "-"
 class Screen:
     """Observer that shows the trials while they run: bars on a terminal, lines elsewhere."""
 
-    def __init__(self, console: Console, steps: int) -> None:
+    def __init__(self, console: Console, steps: int, titles: Mapping[str, str] = TITLES) -> None:
         self._console = console
         self._steps = steps
+        self._titles = titles
         self._tasks: dict[str, TaskID] = {}
         self._progress = Progress(
             TextColumn("{task.description}"),
@@ -42,7 +43,7 @@ class Screen:
     def shown(self) -> Iterator[None]:
         """Keep the bars on the screen while the trials run."""
         with self._progress:
-            for name, title in TITLES.items():
+            for name, title in self._titles.items():
                 self._tasks[name] = self._progress.add_task(title, total=self._steps + 1, start=False, state="")
             yield
 
@@ -60,7 +61,7 @@ class Screen:
                 state = f"step {len(done)} of {self._steps}, {format_ns(event['step_ns'])}, loss {event['loss']:.4f}"
                 self._say(name, state)
             elif event["event"] == "trained":
-                self._say(name, "measures the memory of a step", advance=0)
+                self._say(name, "trained", advance=0)
 
         return event_came
 
@@ -75,7 +76,7 @@ class Screen:
     def _say(self, name: str, state: str, advance: int = 1) -> None:
         self._progress.update(self._tasks[name], advance=advance, state=state)
         if not self._console.is_terminal:
-            self._console.print(f"{TITLES[name]}: {state}")
+            self._console.print(f"{self._titles[name]}: {state}")
 
 
 def as_table(outcome: DemoOutcome) -> RenderableType:
@@ -87,30 +88,31 @@ def as_table(outcome: DemoOutcome) -> RenderableType:
     for title in TITLES.values():
         table.add_column(title.replace(", ", "\n"), justify="right")
     trials = (outcome.plain, outcome.limited, outcome.within)
-    endings = [Text(_short(trial), style="red" if trial.failed else "green") for trial in trials]
+    endings = [Text(short_ending(trial), style="red" if trial.failed else "green") for trial in trials]
     table.add_row("ends", *endings)
     for name, cells in _rows(outcome, trials):
         table.add_row(name, *cells)
     return Group(_setting(outcome), table, _verdict(outcome))
 
 
-def _short(trial: LimitedTrial) -> str:
+def short_ending(trial: LimitedTrial) -> str:
+    """Say in few words how a trial ended."""
     return "out of memory" if trial.failed and trial.out_of_memory else trial.ending()
 
 
 def _rows(outcome: DemoOutcome, trials: tuple[LimitedTrial, ...]) -> Iterator[tuple[str, list[str]]]:
     bare = outcome.plain.figure("rss_bytes", "bare")
-    yield "peak allocated", [_bytes(trial.figure("peak_allocated_bytes", "measured")) for trial in trials]
-    yield "  simulated", [ABSENT, ABSENT, _bytes(outcome.within.figure("simulated_peak_allocated_bytes", "measured"))]
-    yield "peak RSS", [_bytes(peak_rss_bytes(trial)) for trial in trials]
-    yield "  above the bare process", [_bytes(peak_rss_bytes(trial) - bare) for trial in trials]
-    yield "step time", [_time(trial.step_ns(OBSERVED_STEPS)) for trial in trials]
+    yield "peak allocated", [in_bytes(trial.figure("peak_allocated_bytes", "measured")) for trial in trials]
+    yield "  simulated", [ABSENT, ABSENT, in_bytes(outcome.within.figure("simulated_peak_allocated_bytes", "measured"))]
+    yield "peak RSS", [in_bytes(peak_rss_bytes(trial)) for trial in trials]
+    yield "  above the bare process", [in_bytes(peak_rss_bytes(trial) - bare) for trial in trials]
+    yield "step time", [in_time(trial.step_ns(OBSERVED_STEPS)) for trial in trials]
     ratio = outcome.step_ratio
     yield "  ratio to plain", ["1.00", ABSENT, ABSENT if ratio is None else f"{ratio:.2f}"]
-    yield "  simulated", [ABSENT, ABSENT, _time(outcome.within.figure("simulated_step_ns", "measured"))]
-    yield "  of it stall", [ABSENT, ABSENT, _time(outcome.within.figure("stall_ns", "measured"))]
-    yield "swapped out a step", [ABSENT, ABSENT, _bytes(outcome.within.figure("swapped_out_bytes", "measured"))]
-    yield "swapped back a step", [ABSENT, ABSENT, _bytes(outcome.within.figure("swapped_back_bytes", "measured"))]
+    yield "  simulated", [ABSENT, ABSENT, in_time(outcome.within.figure("simulated_step_ns", "measured"))]
+    yield "  of it stall", [ABSENT, ABSENT, in_time(outcome.within.figure("stall_ns", "measured"))]
+    yield "swapped out a step", [ABSENT, ABSENT, in_bytes(outcome.within.figure("swapped_out_bytes", "measured"))]
+    yield "swapped back a step", [ABSENT, ABSENT, in_bytes(outcome.within.figure("swapped_back_bytes", "measured"))]
     yield "loss, first step", [f"{trial.losses[0]:.6f}" if trial.losses else ABSENT for trial in trials]
     yield "loss, last step", [f"{trial.losses[-1]:.6f}" if trial.losses else ABSENT for trial in trials]
 
@@ -137,9 +139,11 @@ def _verdict(outcome: DemoOutcome) -> Text:
     return Text("\nLosses or weights differ.", style="bold red")
 
 
-def _bytes(size_bytes: int | None) -> str:
+def in_bytes(size_bytes: int | None) -> str:
+    """Return a size as text, or the sign for one that is not known."""
     return ABSENT if size_bytes is None else format_bytes(size_bytes)
 
 
-def _time(duration_ns: int | None) -> str:
+def in_time(duration_ns: int | None) -> str:
+    """Return a duration as text, or the sign for one that is not known."""
     return ABSENT if duration_ns is None else format_ns(duration_ns)

@@ -13,7 +13,7 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import asdict, dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Literal
+from typing import TYPE_CHECKING, Any, ClassVar, Literal
 
 if TYPE_CHECKING:
     from elbowroom.run.room import Room
@@ -37,6 +37,8 @@ class TrainingOrder:
         budget_bytes: budget of `within`.
         measure: whether to add a step at the end and measure its allocated peak.
     """
+
+    module: ClassVar[str] = "elbowroom.demo.trainer"
 
     mode: Mode
     pipe: int
@@ -80,7 +82,7 @@ def _events(order: TrainingOrder) -> Iterator[dict[str, Any]]:
         elif order.measure:
             yield {"event": "measured", "peak_allocated_bytes": job.peak_allocated_bytes(training, order.steps)}
     if room is not None:
-        _save(room, Path(order.folder))
+        save_records(room, Path(order.folder))
         yield {"event": "measured", **_figures(room, order.steps)}
 
 
@@ -109,7 +111,8 @@ def _surroundings(order: TrainingOrder) -> Iterator[Room | None]:
         yield room
 
 
-def _save(room: Room, folder: Path) -> None:
+def save_records(room: Room, folder: Path) -> None:
+    """Save the records that a room has, each as a file of its name."""
     for name in RECORDS:
         record = getattr(room, name)
         if record is not None:

@@ -119,8 +119,8 @@ class AwayParts:
         Args:
             left: filled with those that the device has no room for: key -> host memory with their bytes, or None if
                 there is no room for that either. Their storages stay empty. None if all must be back.
-            most_bytes: what would take a CUDA device beyond this many allocated bytes does not come back either; None
-                for no limit.
+            most_bytes: what would take a CUDA device beyond this many allocated bytes does not come back either, nor
+                what RAM has no room for; None for no limit.
         """
         for key in list(self.copies):
             self.changed(key)
@@ -147,7 +147,7 @@ class AwayParts:
         """Leave a storage on the host if it would take the device beyond a limit. Returns whether it stays there."""
         if left is None or most_bytes is None or self._executor.lost:
             return False
-        if self._executor.residence.allocated_bytes() + entry.size_bytes <= most_bytes:
+        if entry.size_bytes <= self._executor.residence.room_at_end(most_bytes):
             return False
         self._executor.settle()
         memory = self._executor.lend(entry, from_disk=True)
@@ -160,9 +160,12 @@ class AwayParts:
     def _arrive_or_lend(self, key: Hashable, entry: StateEntry, left: Left | None) -> None:
         try:
             self._executor.arrive(entry)
-        except torch.OutOfMemoryError:
-            memory = None if left is None else self._executor.lend(entry, from_disk=True)
-            if left is None or memory is None:
+        except RuntimeError as problem:
+            refused = isinstance(problem, torch.OutOfMemoryError) or self._executor.residence.asked_bytes(problem)
+            if left is None or not refused:
+                raise
+            memory = self._executor.lend(entry, from_disk=True)
+            if memory is None:
                 raise
             left[key] = memory
             self._executor.end(entry)

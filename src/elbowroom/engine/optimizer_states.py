@@ -77,7 +77,7 @@ class OptimizerStates:
         self._stepping = Stepping(self.step, self.bring_back, self.packed)
 
     def open_parameters(self) -> None:
-        """Let parameters move. On CUDA loaded states leave as they come then, like parameters: Note: [Loading]."""
+        """Let parameters move. Loaded states leave as they come then, like parameters: Note: [Loading]."""
         self.parameters.open()
         if self._loading is None and self.parameters.limit_bytes is not None:
             self._loading = StatesLoading(self._loaded)
@@ -357,10 +357,13 @@ class OptimizerStates:
             put_lent(mapping_of(optimizer), lent)
         if warns and lent:
             size_bytes = sum(each.nbytes() for each in lent.values())
-            warn(
-                f"elbowroom: {format_bytes(size_bytes)} of optimizer states stay on the host: the device has no room "
-                "for them. A state dict has them. To train on without elbowroom, free memory and load that state dict"
+            where = (
+                "are mapped from a file now: memory has no room for them. A state dict has them"
+                if self._executor.device.type == "cpu"
+                else "stay on the host: the device has no room for them. A state dict has them. To train on without "
+                "elbowroom, free memory and load that state dict"
             )
+            warn(f"elbowroom: {format_bytes(size_bytes)} of optimizer states {where}")
         if lost:
             warn(
                 f"elbowroom: {lost} optimizer states did not come back as the run ended, as no memory was left: their "

@@ -12,7 +12,7 @@ on the device:
 - Compiled code, graphs of CUDA, torch.distributed, steps without an optimizer of torch: no parameter leaves. Those of
   scripted modules stay.
 - Another tensor on the storage when it is first met, or a reference to the storage when it would leave: it stays. So
-  does a frozen one in RAM that more refers to than modules: that may be an array of NumPy.
+  does a frozen one in RAM that more refers to than modules and optimizers: that may be an array of NumPy.
 - Uses on another stream than the first ones: it stays from then on.
 
 A frozen parameter is written to the tier once. The tier keeps its bytes, and it leaves without a copy until an operator
@@ -22,10 +22,15 @@ torch's operators change it unseen.
 Bits cannot change: what comes back is what left.
 
 Note: [Loading]
-On CUDA a model may be larger than the device. So each parameter that a module moves there, or is given there, leaves at
-once (loading.py), and comes back for the operators that use it. Between steps, and in steps without a plan, all others
-leave first. When the run ends, those stay on the host that the budget has no room for. An operator over all parameters
-has them all on the device. `torch.save` has one: Note: [Saving].
+A model may be larger than the device. So each parameter that a module moves there, or is given there, leaves at once
+(loading.py), and comes back for the operators that use it. In RAM that is each one that a module is given. Between
+steps, and in steps without a plan, all others leave first. When the run ends, those stay on the tier below that the
+device has no room for: on the host, or mapped from the spill file. An operator over all parameters has them all on the
+device. `torch.save` has one: Note: [Saving].
+
+A loader may still have the tensor of which it made a parameter (`from_pretrained`). Then that leaves when a later one
+comes. An array of NumPy may lie on a frozen parameter that was there before the room. So such a one waits in RAM until
+a step begins, when references to it are counted.
 """
 
 from __future__ import annotations
@@ -33,7 +38,7 @@ from __future__ import annotations
 import sys
 import weakref
 from collections import Counter
-from collections.abc import Callable, Hashable, Iterable, Mapping
+from collections.abc import Callable, Hashable, Iterable, Iterator, Mapping
 from contextlib import AbstractContextManager, nullcontext, suppress
 from typing import Any, cast, final
 
@@ -119,6 +124,8 @@ class Parameters:
         self._raw: RawReads | None = None
         self._saving: Saving | None = None
         self._loading: Loading | None = None
+        self._late: dict[int, weakref.ref[nn.Parameter]] = {}
+        self._waiting: dict[int, weakref.ref[nn.Parameter]] = {}
         self._once = Once()
         _LIVE.add(self)
 
@@ -155,7 +162,7 @@ class Parameters:
         self._executor.settle()
 
     def _used(self) -> Touched:
-        """Return what the last step used. On CUDA all else stays away: the average of a model, another model."""
+        """Return what the last step used. All else stays away: the average of a model, another model."""
         return by_key(ref for use in self._last for ref in use)
 
     def begin_step(self) -> None:
@@ -205,12 +212,13 @@ class Parameters:
         self._close_raw()
 
     def open(self) -> None:
-        """See raw reads from now on, and on CUDA let parameters leave as they come: see Note: [Loading]."""
+        """See raw reads from now on, and let parameters leave as they come: see Note: [Loading]."""
         if self._raw is None:
             self._raw = RawReads(self._asked)
             self._gradients.hands_out = self._sees
             self._saving = Saving(self._away, self._executor, self._conductor, self._is_between, self._all_others_leave)
-        if self._loading is None and _loads(self._executor.device) and self._may_move():
+        if self._loading is None and self._may_move():
+            self._waiting = {id(each): weakref.ref(each) for each in self._frozen_in_ram()}
             self._loading = Loading(self._moved, self._made)
             self._turn(on=True)
 
@@ -240,6 +248,7 @@ class Parameters:
         # on a GPU weights without an address are copied in each call
         recurrent = _storages_in(nn.RNNBase) if self._executor.device.type == "cuda" else frozenset[int]()
         owned = Counter(id(p) for module in alive_of(nn.Module) for p in module.parameters(recurse=False))
+        owned.update(id(p) for each in alive_of(torch.optim.Optimizer) for g in each.param_groups for p in g["params"])
         found: dict[int, list[nn.Parameter]] = {}
         for parameter in alive_of(nn.Parameter):
             storage = self._own_storage(parameter)
@@ -269,11 +278,15 @@ class Parameters:
                 self._tell(storage.nbytes(), "another tensor lies on its storage")
 
     def _has_arrays(self, parameters: list[nn.Parameter], owned: Mapping[int, int]) -> bool:
-        """Whether an array of NumPy may lie on a frozen parameter: more refers to it than modules and this list."""
+        """Whether an array of NumPy may lie on a frozen one: not only modules, optimizers and this list refer to it."""
         if self._executor.device.type != "cpu":
             return False
         frozen = [n for n, each in enumerate(parameters) if not each.requires_grad]  # no name holds one meanwhile
         return any(sys.getrefcount(parameters[n]) > 2 + owned[id(parameters[n])] for n in frozen)
+
+    def _frozen_in_ram(self) -> Iterator[nn.Parameter]:
+        on_cpu = self._executor.device.type == "cpu"
+        return (each for each in alive_of(nn.Parameter) if on_cpu and not each.requires_grad)
 
     def _own_storage(self, parameter: Any) -> torch.UntypedStorage | None:
         if type(parameter) is not nn.Parameter or is_lazy(parameter) or not is_plain(parameter):
@@ -304,21 +317,36 @@ class Parameters:
         found = [key for each in parameters if (key := self._taken_on(each)) is not None]
         self._all_leave(found)
 
+    def place(self, model: nn.Module) -> None:
+        """Let the parameters of a model leave that was there before the run, as far as they may."""
+        if self._loading is None or self._inside or not self._may_move():
+            return
+        self._find()
+        found = {storage_key(each) for each in storages_of(model.parameters())}
+        self._all_leave([key for key in found if key in self._movable])
+
     def _made(self, parameter: nn.Parameter) -> None:
         """Let all others leave: a parameter that was made on the device is filled next."""
+        late, self._late = self._late, {}
+        keys = [self._taken_on(each) for ref in late.values() if (each := ref()) is not None]
+        self._here |= {key: self._movable[key] for key in keys if key is not None}
         key = self._taken_on(parameter)
-        if key is not None:
-            self._others_leave(by_key([self._movable[key]]))
+        if key is not None or any(keys):
+            self._others_leave({} if key is None else by_key([self._movable[key]]))
 
     def _taken_on(self, parameter: nn.Parameter) -> int | None:
         """Let a parameter be one that may move, if it is not one yet. Returns its key if it is new."""
         if self._inside or not self.on or type(parameter) is not nn.Parameter:
             return None
+        waits = self._waiting.get(id(parameter))
+        if waits is not None and waits() is parameter:
+            return None
         storage = self._own_storage(parameter)
         if storage is None or self._is(self._movable, storage) or self._is(self._stay, storage):
             return None
         key = storage_key(storage)
-        if holders_of(storage) != 2:  # a tensor of the code that moves it lies there too
+        if holders_of(storage) != 2:  # a tensor of the code that moves it lies there too, maybe for a moment
+            self._late[id(parameter)] = weakref.ref(parameter)
             return None
         self._movable[key], self._owners[key] = weakref.ref(storage), [weakref.ref(parameter)]
         self._version_of.pop(key, None)
@@ -545,7 +573,7 @@ class Parameters:
         return problem if lost or isinstance(problem, TierError) else None
 
     def _stay_away(self, left: Left) -> bool:
-        """Give parameters that could not come back their bytes on the host. Returns whether some are lost."""
+        """Give parameters that could not come back their bytes below. Returns whether some are lost."""
         size_bytes = 0
         for key, memory in left.items():
             if memory is None:
@@ -553,10 +581,14 @@ class Parameters:
             put_on_host((ref() for ref in self._owners.get(cast("int", key), ())), memory)
             size_bytes += memory.nbytes()
         if size_bytes:
-            warn(
-                f"elbowroom: {format_bytes(size_bytes)} of parameters are on the host now, as the device has no room "
-                "for all of them within the budget: the model is on two devices. A state dict of it can be saved"
+            where = (
+                "are mapped from a file now, as memory has no room for all of them: the system reads their pages as "
+                "they are used. The model trains on, slowly, and can be saved"
+                if self._executor.device.type == "cpu"
+                else "are on the host now, as the device has no room for all of them within the budget: the model is "
+                "on two devices. A state dict of it can be saved"
             )
+            warn(f"elbowroom: {format_bytes(size_bytes)} of parameters {where}")
         return any(memory is None for memory in left.values())
 
     def _close_raw(self) -> None:
@@ -606,11 +638,6 @@ def _compiling() -> None:
 
 
 def _nothing() -> None: ...
-
-
-def _loads(device: torch.device) -> bool:
-    """Tell whether parameters leave as they come. In RAM they are there before."""
-    return device.type == "cuda"
 
 
 def _no_limit() -> int:

@@ -30,6 +30,7 @@ import torch
 
 from elbowroom.engine.ram_guard import RamGuard
 from elbowroom.errors import Infeasible
+from elbowroom.hardware import ram
 
 M_TRIM_THRESHOLD = -1
 M_MMAP_THRESHOLD = -3
@@ -51,6 +52,8 @@ CODE_BYTES = 8 << 20
 LEAST_SPARE_BYTES = 24 << 20
 SPARE_SHARE = 12
 """Below a hard limit, 1/SPARE_SHARE of the room for storages stays free, or LEAST_SPARE_BYTES if that is more."""
+END_SHARE = 8
+"""As a run ends, 1/END_SHARE of the memory stays free for what the process does next."""
 _MOST = re.compile(rb"VmHWM:\s+(\d+) kB")
 SYSTEM_PAGE_BYTES = os.sysconf("SC_PAGE_SIZE")
 
@@ -205,6 +208,10 @@ class Residence(ABC):
         """Return the bytes in blocks of a caching allocator that are in use; 0 if there is none."""
         return 0
 
+    def room_at_end(self, most_bytes: int) -> int:
+        """Return the bytes that may come back to the device as a run ends, which may hold `most_bytes` in blocks."""
+        return most_bytes - self.allocated_bytes()
+
     def allocate_by(self, settings: str) -> None:  # noqa: B027 - for devices without a caching allocator
         """Give the caching allocator one of `other_allocators` for the segments that it makes from now on."""
 
@@ -331,6 +338,11 @@ class RamResidence(Residence):
         outside_bytes = max(at_peak_bytes, self.measure(live_bytes))
         room_bytes = self._guard.own_left_bytes() + resident_bytes() - outside_bytes
         return max(0, room_bytes - max(LEAST_SPARE_BYTES, room_bytes // SPARE_SHARE))
+
+    def room_at_end(self, most_bytes: int) -> int:  # noqa: ARG002 - the computer counts, and no budget any more
+        if self._guard is None:
+            return ram.free_bytes() * (END_SHARE - 1) // END_SHARE
+        return self._guard.own_left_bytes() - self._guard.allowed_bytes() // END_SHARE
 
     def is_short(self, peak_bytes: int) -> bool:
         if self._guard is None:

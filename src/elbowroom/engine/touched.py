@@ -67,7 +67,7 @@ def writes(op: Any) -> bool:
 
 
 def put_on_host(parameters: Iterable[nn.Parameter | None], memory: torch.UntypedStorage) -> None:
-    """Give parameters this host memory, which has the bytes of the storage that they share."""
+    """Give parameters this memory in RAM, which has the bytes of the storage that they share."""
     for parameter in (each for each in parameters if each is not None):
         shape = parameter.storage_offset(), parameter.size(), parameter.stride()
         parameter.data = torch.empty(0, dtype=parameter.dtype, device="cpu").set_(memory, *shape)

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import final
+from typing import TYPE_CHECKING, TypeVar, final
 
 from elbowroom.machine import Machine
 from elbowroom.plan import Plan
@@ -10,6 +10,11 @@ from elbowroom.run.account import StepFigures
 from elbowroom.run.training import TrainingRun
 from elbowroom.timeline import Timeline
 from elbowroom.trace import Trace
+
+if TYPE_CHECKING:
+    from torch import nn
+
+Model = TypeVar("Model", bound="nn.Module")
 
 
 @final
@@ -55,6 +60,25 @@ class Room:
     def beyond_bytes(self) -> int:
         """Most bytes beyond the budget that a CUDA device held when a step began."""
         return self._run.beyond_bytes
+
+    def place(self, model: Model) -> Model:
+        """Move a model to the device, and let the parameters leave that the plan may have away.
+
+        Inside the room models are placed as they are made or moved. So this is for one that was there before: in RAM,
+        or on the device in the hands of a loader. One parameter after the other goes to the device, and leaves. Without
+        "parameter" among `allow` all stay there. Call it between two steps.
+
+        Args:
+            model: a module, with the bytes of all its parameters.
+
+        Returns:
+            The model itself.
+
+        Raises:
+            UsageError: it is no module, has parameters on the meta device, or a step is under way.
+        """
+        self._run.place(model)
+        return model
 
     def summary(self) -> str:
         """Return what the run held, kept, swapped and recomputed, as lines of text."""

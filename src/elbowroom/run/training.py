@@ -44,7 +44,7 @@ from elbowroom.engine.executor import Executor, no_room
 from elbowroom.engine.optimizer_states import OptimizerStates
 from elbowroom.engine.saved_tensors import Director, Handle, Hooks
 from elbowroom.engine.storages import alive_of, dtype_name
-from elbowroom.errors import Infeasible
+from elbowroom.errors import Infeasible, UsageError
 from elbowroom.notices import LOGGER, warn
 from elbowroom.run import account as figures
 from elbowroom.run.account import Mode
@@ -217,6 +217,27 @@ class TrainingRun(RunFigures, Director, Conductor):
         if self._running:
             self._updates.active = False
             self._ends_here()
+
+    def place(self, model: object) -> None:
+        """Move a model to the device as `Room.place` says. Raises UsageError."""
+        if not isinstance(model, torch.nn.Module):
+            raise UsageError(
+                f"place: given {type(model).__name__}; allowed is a torch.nn.Module; place each module of a training "
+                "by itself, before its first step"
+            )
+        if self._running and not self._optimizer_ran:
+            raise UsageError(
+                "place: given a model in the middle of a step; allowed is between two steps; call it before the "
+                "forward, or after the optimizer's step"
+            )
+        bare = [name for name, parameter in model.named_parameters() if parameter.is_meta]
+        if bare:
+            raise UsageError(
+                f"place: given a model with {len(bare)} parameters on the meta device, such as {bare[0]!r}; allowed "
+                f"are parameters with bytes; call model.to_empty(device={str(self.device)!r}) and load its weights"
+            )
+        model.to(self.device)
+        self._states.parameters.place(model)
 
     def _ends_here(self) -> None:
         self._recomputes.forward_ends()

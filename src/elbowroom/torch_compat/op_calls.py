@@ -17,7 +17,7 @@ from typing import Any
 import torch
 
 from elbowroom.torch_compat.core import overload_of
-from elbowroom.torch_compat.operators import operator
+from elbowroom.torch_compat.operators import operator, reads_bytes
 
 
 class OperatorWatcher:
@@ -103,10 +103,10 @@ def watcher_of_results() -> OperatorWatcher:
 def watcher_of_uses() -> OperatorWatcher:
     """Return the watcher of all operators that use the bytes of their arguments, views included.
 
-    Two views do not look at the bytes, and Python must not see their results: torch makes Parameters and subclasses of
-    these.
+    Those that take the shape of a tensor alone, such as `zeros_like`, are left out. Two views do not look at the
+    bytes, and Python must not see their results: torch makes Parameters and subclasses of these.
     """
-    return OperatorWatcher(lambda schema: schema.name in _BLIND or _is_composed(schema), "DeferredInit")
+    return OperatorWatcher(lambda s: s.name in _BLIND or _is_composed(s) or _takes_form(s), "DeferredInit")
 
 
 _BLIND = frozenset({"aten::alias", "aten::detach", "aten::lift", "aten::lift_fresh"})
@@ -114,6 +114,10 @@ _BLIND = frozenset({"aten::alias", "aten::detach", "aten::lift", "aten::lift_fre
 
 def _is_composed(schema: Any) -> bool:
     return operator(schema.name, len(schema.arguments)) is None
+
+
+def _takes_form(schema: Any) -> bool:
+    return not reads_bytes(schema.name) and all(each.alias_info is None for each in schema.arguments)
 
 
 def _writes_or_views(schema: Any) -> bool:

@@ -19,7 +19,7 @@ from typing import final
 
 import torch
 
-from elbowroom.engine.tiers.base import LowerTier, Slot, Transfer
+from elbowroom.engine.tiers.base import EndedTransfer, LentSlot, LowerTier, Slot, Transfer
 from elbowroom.engine.tiers.ranges import PAGE_BYTES, whole_pages
 from elbowroom.engine.tiers.spillfile import SpillFile
 from elbowroom.errors import TierFailed, TierFull
@@ -87,10 +87,20 @@ class DiskTier(LowerTier):
         return self.file.reserve(size_bytes)
 
     def release(self, slot: Slot) -> None:
-        self.file.release(slot)
+        if not isinstance(slot, LentSlot):
+            self.file.release(slot)
+
+    def lend(self, slot: Slot, *, from_disk: bool) -> LentSlot | None:  # noqa: ARG002 - nothing is read
+        try:
+            memory = self.file.lend(slot)
+        except OSError:
+            return None
+        return LentSlot(_storage_on(memory, slot.size_bytes), slot.home)
 
     def write(self, storage: torch.UntypedStorage, slot: Slot) -> Transfer:
         address = storage.data_ptr()
+        if isinstance(slot, LentSlot):
+            return _copied(slot.address, address, slot.size_bytes)
         starts = range(0, slot.size_bytes, CHUNK_BYTES)
         transfer = DiskTransfer(slot.size_bytes, len(starts))
         for start in starts:
@@ -105,11 +115,12 @@ class DiskTier(LowerTier):
         transfer = DiskTransfer(slot.size_bytes, len(starts))
         for start in starts:
             self._readers.submit(self._read_chunk, transfer, whole[start : start + CHUNK_BYTES], slot.offset + start)
-        storage = torch.frombuffer(memory, dtype=torch.uint8, count=slot.size_bytes).untyped_storage()
-        return storage, transfer
+        return _storage_on(memory, slot.size_bytes), transfer
 
     def refill(self, slot: Slot, storage: torch.UntypedStorage) -> Transfer:
         self.resize(storage, slot.size_bytes, slot.home)
+        if isinstance(slot, LentSlot):
+            return _copied(storage.data_ptr(), slot.address, slot.size_bytes)
         starts = range(0, slot.size_bytes, CHUNK_BYTES)
         transfer = DiskTransfer(slot.size_bytes, len(starts))
         for start in starts:
@@ -188,6 +199,18 @@ def _fresh_memory(length: int) -> mmap.mmap:
         with suppress(OSError):  # a kernel built without huge pages
             memory.madvise(mmap.MADV_HUGEPAGE)
     return memory
+
+
+def _storage_on(memory: mmap.mmap, size_bytes: int) -> torch.UntypedStorage:
+    """Return a storage on mapped memory, which ends with it."""
+    return torch.frombuffer(memory, dtype=torch.uint8, count=size_bytes).untyped_storage()
+
+
+def _copied(target: int, source: int, size_bytes: int) -> EndedTransfer:
+    """Copy bytes from one address to another at once."""
+    start_ns = time.perf_counter_ns()
+    ctypes.memmove(target, source, size_bytes)
+    return EndedTransfer(size_bytes, start_ns)
 
 
 def lane(name: str, threads: int) -> ThreadPoolExecutor:

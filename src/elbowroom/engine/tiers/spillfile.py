@@ -10,6 +10,7 @@ write. O_DIRECT keeps the page cache, which a memory cgroup charges, out of the 
 from __future__ import annotations
 
 import errno
+import mmap
 import os
 import tempfile
 import threading
@@ -89,6 +90,24 @@ class SpillFile:
         with self._lock:
             self._ranges.give_back(slot.offset, slot.size_bytes)
             self.held_bytes -= slot.size_bytes
+
+    def lend(self, slot: Slot) -> mmap.mmap:
+        """Map a slot into memory: its bytes stay in the file, and the system reads and writes its pages on use.
+
+        The slot is free again once nothing refers to the mapping, which outlives the descriptor.
+
+        Raises:
+            OSError: the system has no room for another mapping.
+        """
+        memory = mmap.mmap(self.descriptor, whole_pages(slot.size_bytes), offset=slot.offset)
+        with self._lock:
+            self.held_bytes -= slot.size_bytes
+        weakref.finalize(memory, self._returned, slot).atexit = False
+        return memory
+
+    def _returned(self, slot: Slot) -> None:
+        with self._lock:
+            self._ranges.give_back(slot.offset, slot.size_bytes)
 
     def _grow(self, needed_bytes: int) -> None:
         if needed_bytes <= self._size_bytes:
