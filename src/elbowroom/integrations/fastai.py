@@ -5,7 +5,7 @@
 fastai has optimizers of its own, so the callback says where a step ends. Their states stay on the device.
 
 A Learner has no callback for errors. If one ends `fit`, the room stays open until the next `fit` with this callback,
-until `close()`, or until the callback is gone. `with elbowroom.within(...)` around `fit` closes it at once.
+or until `close()`. `with elbowroom.within(...)` around `fit` closes it at once.
 """
 
 from __future__ import annotations

@@ -3,8 +3,7 @@
     Trainer(model, args, train_dataset=data, callbacks=[TrainerRoom("10GiB")])
 
 A Trainer has no callback for errors. If one ends `train()`, the room stays open until the next `train()` with this
-callback, until `close()`, or until the callback is gone. `with elbowroom.within(...)` around `train()` closes it at
-once.
+callback, or until `close()`. `with elbowroom.within(...)` around `train()` closes it at once.
 """
 
 from __future__ import annotations

@@ -5,8 +5,8 @@
 Keras has optimizers of its own, so the callback says where a step ends. Their states stay on the device. A functional
 model holds what each layer returns until its forward ends, so less can leave in forward than in a subclass of Model.
 
-`fit` has no callback for errors. If one ends it, the room stays open until the next `fit` with this callback, until
-`close()`, or until the callback is gone. `with elbowroom.within(...)` around `fit` closes it at once.
+`fit` has no callback for errors. If one ends it, the room stays open until the next `fit` with this
+callback, or until `close()`. `with elbowroom.within(...)` around `fit` closes it at once.
 """
 
 from __future__ import annotations

@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+import atexit
 import os
 from contextlib import AbstractContextManager
 from typing import cast, final
 
 import torch
 
+from elbowroom.errors import UsageError
 from elbowroom.plan import Plan
 from elbowroom.run import within
 from elbowroom.run.options import Knobs, asked
@@ -29,6 +31,17 @@ class WithinOptions(Knobs, total=False):
 
 OWN = frozenset(WithinOptions.__annotations__) - frozenset(Knobs.__annotations__)
 """Arguments of `elbowroom.within` that are no knobs."""
+
+
+_on: list[RoomSwitch] = []
+"""The switch whose room is open. The garbage collector could close a room in the middle of somebody's backward."""
+
+
+@atexit.register
+def _end() -> None:
+    """Close a room that an error left open, as the process ends."""
+    while _on:
+        _on[-1].close(RuntimeError("the training ended with an error"))
 
 
 @final
@@ -56,10 +69,20 @@ class RoomSwitch:
         self._inside: AbstractContextManager[Room] | None = None
 
     def open(self) -> None:
-        """Open a room. One that an error left open is closed before."""
+        """Open a room. One that an error left open is closed before.
+
+        Raises:
+            UsageError: another callback has a room open.
+        """
         self.close(RuntimeError("the training before ended with an error"))
+        if _on:
+            raise UsageError(
+                "within: given a callback while the room of another one is open; allowed is one room at a time in a "
+                "process; if an error ended that training, call close() of its callback"
+            )
         inside = within(self._budget, **self._options)
         self.room, self._inside = inside.__enter__(), inside
+        _on.append(self)
 
     def close(self, error: BaseException | None = None) -> None:
         """Close the room, if one is open.
@@ -71,6 +94,7 @@ class RoomSwitch:
         inside, self._inside = self._inside, None
         if inside is None:
             return
+        _on.remove(self)
         if error is None:
             inside.__exit__(None, None, None)
             return

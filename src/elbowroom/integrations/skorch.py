@@ -4,8 +4,8 @@
 
 Its optimizers get forward and backward as a closure: Note: [Closures] in engine/optimizer_parts.py.
 
-A net has no callback for errors. If one ends `fit`, the room stays open until the next `fit` with this callback, until
-`close()`, or until the callback is gone. `with elbowroom.within(...)` around `fit` closes it at once.
+A net has no callback for errors. If one ends `fit`, the room stays open until the next `fit` with this
+callback, or until `close()`. `with elbowroom.within(...)` around `fit` closes it at once.
 """
 
 from __future__ import annotations
