@@ -6,6 +6,8 @@
 # make fuzz    random traces, machines and budgets by the thousand: planners and simulator beside slow, obvious ones;
 #              with FUZZ_ARGS="--of trainings" random trainings within budgets, beside plain ones
 # make test-zoo   a quarter of an hour more: models of MONAI and transformers under elbowroom; ZOO=zoo,timm adds those of timm
+# make test-integrations   half an hour more: Hugging Face, TRL, Accelerate, Lightning, Keras, skorch, MONAI and Ray
+#              within a budget, each with the bits of plain training; INTEGRATIONS=integrations,fastai adds fastai
 # make docs    the site, in site/; a warning is an error
 # make docs-check     runs every code block of README, docs/json.md and the tutorials and compares what they print, some
 #              minutes; docs/json.md needs jq
@@ -23,6 +25,7 @@
 # FUZZ_ARGS         arguments of the fuzz: --of, --cases, --seed of the first, --seconds to stop after
 # WHEELS            folder of wheels for make gpu
 # ZOO               extras of the packages whose models make test-zoo trains
+# INTEGRATIONS      extras of the packages that make test-integrations trains with
 # PYTEST_ARGS       further arguments of pytest; by default as many processes as there are cores, up to 4
 
 PYTHON ?= python3
@@ -31,6 +34,7 @@ PIP_ARGS ?=
 FUZZ_ARGS ?= --cases 2000
 PYTEST_ARGS ?= -n auto --maxprocesses 4
 ZOO ?= zoo
+INTEGRATIONS ?= integrations
 RIG ?= .rig
 RIG_PYTEST_ARGS ?= -n auto --maxprocesses 4 --dist loadfile
 WHEELS ?= wheels
@@ -44,7 +48,7 @@ export PYTHONDONTWRITEBYTECODE :=
 BIN := .venv/bin
 STAMP := .venv/installed
 
-.PHONY: docs docs-check wheel-test venv test test-long rig test-rig test-databases test-zoo fuzz check demo bench gpu gpu-wheels clean
+.PHONY: docs docs-check wheel-test venv test test-long rig test-rig test-databases test-integrations test-zoo fuzz check demo bench gpu gpu-wheels clean
 .DEFAULT_GOAL := venv
 
 venv: $(STAMP)
@@ -72,6 +76,10 @@ test-rig: rig
 
 test-databases: venv
 	$(BIN)/python -m pytest tests/databases --timeout 300 $(PYTEST_ARGS)
+
+test-integrations: venv
+	$(BIN)/python -m pip install $(PIP_ARGS) $(if $(TORCH_CONSTRAINT),-c $(TORCH_CONSTRAINT)) -e '.[dev,demo,docs,$(INTEGRATIONS)]'
+	$(BIN)/python -m pytest tests/integrations --timeout 1200 $(PYTEST_ARGS)
 
 test-zoo: venv
 	$(BIN)/python -m pip install $(PIP_ARGS) $(if $(TORCH_CONSTRAINT),-c $(TORCH_CONSTRAINT)) -e '.[dev,demo,docs,$(ZOO)]'

@@ -79,7 +79,12 @@ def test_each_rank_trains_inside_its_budget_and_writes_files_of_its_own(folder: 
         assert figures["swaps"] > 0
         assert figures["over_budget_bytes"] > 0
         assert (folder / f"page.rank{rank}.txt").is_file()
-    assert not list(folder.glob("figures.json")) + list(folder.glob("page.txt"))
+    # then one file has the figures of both
+    merged = answered((folder / "figures.json").read_text(), "ranks")
+    assert [each["name"] for each in merged["ranks"]] == ["figures.rank0.json", "figures.rank1.json"]
+    assert "elbowroom: figures.json has the figures of all 2 ranks" in inside.stderr
+    assert sorted(each.name for each in folder.iterdir() if each.name.startswith(".")) == []
+    assert not list(folder.glob("page.txt"))
 
 
 def test_a_rank_that_is_killed_leaves_no_file_and_holds_up_no_other(folder: Path) -> None:

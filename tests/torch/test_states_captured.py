@@ -109,3 +109,36 @@ def test_parts_are_captured_on_a_gpu_that_is_not_there_where_that_is_asked_for()
         categories = ("optimizer_state", "optimizer_state", "gradient")
         assert [(each.category, each.size_bytes) for each in named] == [(each, 36864) for each in categories]
     assert of_states[-1].storages[:2] == of_states[-3].storages[:2]
+
+
+@pytest.mark.parametrize("machine", ["here", "a100-80gb"])
+@pytest.mark.parametrize("in_parts", [False, True])
+def test_a_closure_is_captured_as_forward_and_backward(machine: str, in_parts: bool) -> None:
+    def setup(*, closes: bool) -> Callable[[], None]:
+        device = "cpu" if machine == "here" else "cuda"
+        model = nn.Sequential(nn.Linear(96, 96), nn.ReLU()).to(device)
+        optimizer = torch.optim.AdamW(model.parameters())
+        inputs = torch.randn(4, 96, device=device)
+
+        def forward_and_backward() -> torch.Tensor:
+            optimizer.zero_grad()
+            loss = model(inputs).sum()
+            loss.backward()
+            return loss
+
+        def step() -> None:
+            if closes:
+                optimizer.step(forward_and_backward)  # pyright: ignore[reportArgumentType]
+            else:
+                forward_and_backward()
+                optimizer.step()
+
+        return step
+
+    def ops(*, closes: bool) -> list[tuple[str, str]]:
+        trace = er.capture(lambda: setup(closes=closes), machine, min_size=MIN_SIZE_BYTES, in_parts=in_parts)
+        step = trace.steps[-1]
+        return [(op.name, op.phase) for op in trace.ops[step.first_op : step.end_op]]
+
+    # when, then
+    assert ops(closes=True) == ops(closes=False)

@@ -184,6 +184,29 @@ def with_sparse_gradients() -> Training:
     return Training(step, [words, head], [sparse, dense])
 
 
+def with_closures() -> Training:
+    """As Lightning does it: the last of two batches is in the closure of the optimizer's step, as clipping is."""
+    model = mlp(WIDTH, DEPTH)
+    optimizer = torch.optim.AdamW(model.parameters(), lr=1e-2)
+
+    def backward() -> Tensor:
+        loss = mean_square(model(torch.randn(SAMPLES, WIDTH)))
+        loss.backward()
+        return loss
+
+    def closure() -> Tensor:
+        loss = backward()
+        nn.utils.clip_grad_norm_(model.parameters(), 1.0)
+        return loss
+
+    def step(_: int) -> Tensor:
+        optimizer.zero_grad()
+        backward()
+        return torch.as_tensor(optimizer.step(closure)).detach()
+
+    return Training(step, [model], [optimizer])
+
+
 class Lion(torch.optim.Optimizer):
     """An optimizer that is nobody's table."""
 
@@ -234,6 +257,7 @@ CASES: dict[str, Setup] = {
     "parameter groups": with_groups,
     "unused parameters": with_unused_parameters,
     "sparse gradients": with_sparse_gradients,
+    "closures": with_closures,
 }
 
 
@@ -253,6 +277,17 @@ def test_steps_that_are_not_known_run_whole_with_their_states_away_between(setup
     assert "optimizer_state" in moved_categories(room)
     assert room.trace is not None
     assert len(room.trace.parts) == 1
+
+
+@pytest.mark.parametrize("setup", [with_closures, with_accumulation])
+def test_a_step_with_a_closure_is_one_step_as_without(setup: Setup) -> None:
+    _, _, room = both(setup)
+    assert len(room.steps) == STEPS
+    assert room.trace is not None
+    assert len(room.trace.parts) > 1
+    step = room.trace.steps[-1]
+    phases = [op.phase for op in room.trace.ops[step.first_op : step.end_op]]
+    assert phases.index("forward") < phases.index("backward") < phases.index("optimizer")
 
 
 def test_a_group_that_comes_later_is_observed_and_planned_for() -> None:

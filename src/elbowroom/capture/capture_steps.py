@@ -45,7 +45,7 @@ def capture_steps(
     gradients = Gradients(executor, _Alone(observing), min_size_bytes)
     gradients.wanted = in_parts
     parts = _parts(observing, executor.device, gradients, min_size_bytes if in_parts else None)
-    watch = _watch(observing, parts)
+    watch = OptimizerWatch(parts.meets, lambda optimizer: optimizer_ended(observing.recorder, optimizer))
     recorder = observing.record()
     if recorder is None:
         raise CaptureError("capture: torch's profiler is running, and only one can; stop it, then capture")
@@ -62,16 +62,6 @@ def capture_steps(
         recording = recorder.stop()
         gradients.close()
     return with_inputs(Assembly(recording, "host").trace())
-
-
-def _watch(observing: Observing, parts: PartsWatch) -> OptimizerWatch:
-    """Report every optimizer that steps to the recorder and the parts."""
-
-    def begins(optimizer: torch.optim.Optimizer) -> None:
-        parts.meets(optimizer)
-        optimizer_began(observing.recorder)
-
-    return OptimizerWatch(begins, lambda optimizer: optimizer_ended(observing.recorder, optimizer))
 
 
 @final
@@ -113,7 +103,7 @@ def _parts(observing: Observing, device: torch.device, gradients: Gradients, min
             gradients.note(found)
             gradients.part_ends(found, 0, None)
 
-    return PartsWatch(min_size_bytes, begins, ends)
+    return PartsWatch(lambda _: optimizer_began(observing.recorder), min_size_bytes, begins, ends)
 
 
 def _step_of(setup: Callable[[], Callable[[], Any]]) -> Callable[[], Any]:

@@ -16,25 +16,30 @@ class PartsWatch:
     """Carries out the steps of all optimizers in parts until `close`; their states stay.
 
     Args:
+        starts: called with an optimizer where its step begins: see `Stepping`.
         min_size_bytes: smaller states never move; None carries steps out whole.
         begins: called with the optimizer and the part before each part.
         ends: called with them after it.
     """
 
-    def __init__(self, min_size_bytes: int | None, begins: AtPart, ends: AtPart) -> None:
-        self._min_size_bytes = max(1, min_size_bytes or 0)
+    def __init__(
+        self,
+        starts: Callable[[torch.optim.Optimizer], None],
+        min_size_bytes: int | None,
+        begins: AtPart,
+        ends: AtPart,
+    ) -> None:
+        self._min_size_bytes = None if min_size_bytes is None else max(1, min_size_bytes)
         self._in_turn = InTurn(begins, ends)
-        self._stepping = None if min_size_bytes is None else Stepping(self._step, None)
+        self._stepping = Stepping(starts, self._step, None)
 
-    def meets(self, optimizer: torch.optim.Optimizer) -> None:
-        """Note an optimizer that is about to step."""
-        if self._stepping is not None:
-            self._stepping.meets(optimizer)
+    def meets(self, optimizer: torch.optim.Optimizer, args: Any, kwargs: Any) -> None:
+        """Note an optimizer that is called with these arguments, the optimizer first."""
+        self._stepping.meets(optimizer, args, kwargs)
 
     def close(self) -> None:
         """Carry steps out whole from now on."""
-        if self._stepping is not None:
-            self._stepping.close()
+        self._stepping.close()
 
     def _step(self, optimizer: torch.optim.Optimizer, step: Callable[..., Any], args: Any, kwargs: Any) -> Any:
         return self._in_turn.step(optimizer, step, args, kwargs, self._min_size_bytes)

@@ -394,7 +394,7 @@ class WrittenFile:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class RanksAnswer:
-    """What `elbowroom report --json` prints for timelines or runs of several ranks.
+    """What `elbowroom report --json` prints for timelines or runs of several ranks, and what such a run merges.
 
     Attributes:
         source: whether they are simulated or measured.

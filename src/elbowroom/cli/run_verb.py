@@ -5,12 +5,13 @@ from __future__ import annotations
 import argparse
 import os
 import sys
+import time
 from collections.abc import Sequence
 from contextlib import AbstractContextManager
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from elbowroom.cli import choosing, failures, launch, output, started
+from elbowroom.cli import choosing, failures, launch, merged_figures, output, started
 from elbowroom.cli.answer_types import RunAnswer
 from elbowroom.cli.run_settings import DEFAULTS, RunSettings, settings_of
 from elbowroom.errors import UsageError
@@ -85,6 +86,7 @@ def execute(arguments: argparse.Namespace) -> int:
     if arguments.report and not arguments.report.endswith(ENDINGS):
         raise UsageError(f"--report: given {arguments.report!r}; allowed are names ending in {', '.join(ENDINGS)}")
     shared = [name for name in (arguments.report, arguments.json) if isinstance(name, str)]
+    asked, begun_s = arguments.json, time.time()
     _own_files(arguments)
     room = _room(arguments, settings)
     children = started.Children()
@@ -106,6 +108,8 @@ def execute(arguments: argparse.Namespace) -> int:
     if code == 0 and not_held and not launched_rank().of_many:
         code = HELD_MORE
     _write(outcome.room, command, code, arguments)
+    if isinstance(asked, str):
+        merged_figures.merge(asked, launched_rank(), begun_s)
     return code
 
 

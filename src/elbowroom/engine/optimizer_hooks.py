@@ -1,7 +1,8 @@
 """Hooks in torch's optimizers: around their step functions, and before each read of their states.
 
 An optimizer's `step` runs hooks, the function of its class, and hooks again. Only that function is carried out in parts
-(optimizer_parts.py). So hooks, schedulers and gradient scalers see one step, as usual. See Note: [States away].
+(optimizer_parts.py). So hooks, schedulers and gradient scalers see one step, as usual. See Note: [States away]. Most
+closures are called before it: Note: [Closures].
 """
 
 from __future__ import annotations
@@ -12,6 +13,7 @@ from typing import Any, final
 
 import torch
 
+from elbowroom.engine.optimizer_parts import closure_of
 from elbowroom.engine.state_dicts import Packed, Packing
 from elbowroom.torch_compat.core import step_cell
 
@@ -24,12 +26,14 @@ class Stepping:
     """Wraps the step functions of all optimizers that are met, until `close`.
 
     Args:
+        begins: called with an optimizer where its step begins: before it, or after the closure that it calls first.
         step: called with an optimizer, the function of its class that does its step, and the arguments of the call.
         asked: called with an optimizer before somebody reads its states; None if no state is ever away.
         packing: called with an optimizer and `Optimizer.state_dict`, in place of that; None leaves it as it is.
     """
 
-    def __init__(self, step: Step, asked: Asked | None, packing: Packing | None = None) -> None:
+    def __init__(self, begins: Asked, step: Step, asked: Asked | None, packing: Packing | None = None) -> None:
+        self._begins = begins
         self._step = step
         self._unpacked = None if packing is None else _replace_state_dict(packing)
         self._guards = asked is not None
@@ -37,19 +41,32 @@ class Stepping:
         if asked is not None:
             _guard_states(asked)
 
-    def meets(self, optimizer: torch.optim.Optimizer) -> None:
-        """Wrap the step function of an optimizer that is about to step."""
+    def meets(self, optimizer: torch.optim.Optimizer, args: Any, kwargs: Any) -> None:
+        """Wrap the step function of an optimizer that is called with these arguments, the optimizer first."""
         cell = step_cell(optimizer)
-        if cell is None or any(known is cell for known, _ in self._changed):
-            return
-        before, carry_out = cell.cell_contents, self._step
+        if cell is not None and not any(known is cell for known, _ in self._changed):
+            before = cell.cell_contents
+            self._changed.append((cell, before))
+            cell.cell_contents = self._carried_out(before)
+        if cell is None or closure_of(optimizer, cell.cell_contents, args, kwargs) is None:
+            self._begins(optimizer)
+
+    def _carried_out(self, before: Callable[..., Any]) -> Callable[..., Any]:
+        """Return a function that has the step of an optimizer carried out, in place of the function that does it."""
 
         @wraps(before)
         def step(*args: Any, **kwargs: Any) -> Any:
-            return carry_out(args[0], before, args, kwargs)
+            optimizer = args[0]
+            closure = None if torch.compiler.is_compiling() else closure_of(optimizer, before, args, kwargs)
+            if closure is None:
+                return self._step(optimizer, before, args, kwargs)
+            with torch.enable_grad():
+                loss = closure()
+            self._begins(optimizer)
+            self._step(optimizer, before, args[:1], {})
+            return loss
 
-        self._changed.append((cell, before))
-        cell.cell_contents = step
+        return step
 
     def close(self) -> None:
         """Restore all step functions, `Optimizer.state` and `Optimizer.state_dict`."""

@@ -5,8 +5,12 @@ A step that needs all states of its optimizer on the device at once would save n
 function runs on some of the parameters at a time: for each call, `param_groups` holds only these. The bits are the same
 if each parameter is updated by itself. All steps in `EACH_BY_ITSELF` do so, with any options. Ops over lists of tensors
 (foreach, fused) do for each tensor what they do for it alone. Any other step runs as one part: its states may be away
-between two steps. A step with a closure runs as it is, and what it needs is brought back before. The sizes of the
-parameters alone decide which go together, so every step has the same parts.
+between two steps. The sizes of the parameters alone decide which go together, so every step has the same parts.
+
+Note: [Closures]
+A step of `EACH_BY_ITSELF` calls its closure once, with gradients on, before all else. So the closure is called before
+the parts, and the parts have none. Forward and backward in it are then those of any training. A step that is not known
+may call its closure often: it runs as it is, and what it needs is brought back before.
 """
 
 from __future__ import annotations
@@ -30,7 +34,10 @@ EACH_BY_ITSELF = frozenset(
         "Rprop", "SGD", "SparseAdam",
     )
 )  # fmt: skip
-"""Steps of torch.optim that update each parameter by itself; checked in the source of 2.11.0 and 2.13.0."""
+"""Steps of torch.optim that update each parameter by itself, after one call of the closure, if there is one.
+
+Checked in the source of 2.11.0 and 2.13.0.
+"""
 
 Groups = tuple[tuple[dict[str, Any], list[torch.Tensor]], ...]
 
@@ -55,10 +62,23 @@ class Portion:
             yield from parameters
 
 
+def closure_of(optimizer: torch.optim.Optimizer, step: Any, args: Any, kwargs: Any) -> Callable[[], Any] | None:
+    """Return the closure that a step calls once, before all else; None if it has none or may call it otherwise.
+
+    Args:
+        optimizer: the optimizer.
+        step: the function of its class that does the step.
+        args: arguments of the call, the optimizer first.
+        kwargs: keyword arguments of the call.
+    """
+    given = [*args[1:], *kwargs.values()]
+    return given[0] if len(given) == 1 and callable(given[0]) and _each_by_itself(optimizer, step) else None
+
+
 def portions_of(
     optimizer: torch.optim.Optimizer, step: Any, args: Any, kwargs: Any, min_size_bytes: int
 ) -> list[Portion]:
-    """Return the parts of an optimizer's step; none if it runs as it is: with a closure, or small parameters only.
+    """Return the parts of an optimizer's step; none if it runs as it is: with arguments, or small parameters only.
 
     Args:
         optimizer: the optimizer.
@@ -67,8 +87,8 @@ def portions_of(
         kwargs: keyword arguments of the call.
         min_size_bytes: states smaller than this stay where they are.
     """
-    with_closure = any(value is not None for value in (*args[1:], *kwargs.values()))
-    if with_closure or not isinstance(mapping_of(optimizer), dict):
+    with_arguments = any(value is not None for value in (*args[1:], *kwargs.values()))
+    if with_arguments or not isinstance(mapping_of(optimizer), dict):
         return []
     groups = [(group, p) for group in optimizer.param_groups for p in group["params"]]
     sizes = [p.numel() * p.element_size() for _, p in groups]

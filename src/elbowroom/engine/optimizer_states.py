@@ -45,6 +45,7 @@ class OptimizerStates:
         executor: moves their bytes.
         conductor: knows the plan of the step.
         min_size_bytes: smaller states stay on the device.
+        begins: called with an optimizer where its step begins: see `Stepping`.
 
     Attributes:
         in_parts: whether the steps of optimizers are carried out in parts now.
@@ -52,12 +53,19 @@ class OptimizerStates:
         parameters: the parameters themselves.
     """
 
-    def __init__(self, executor: Executor, conductor: Conductor, min_size_bytes: int) -> None:
+    def __init__(
+        self,
+        executor: Executor,
+        conductor: Conductor,
+        min_size_bytes: int,
+        begins: Callable[[torch.optim.Optimizer], None],
+    ) -> None:
         self.in_parts = False
         self.gradients = Gradients(executor, conductor, min_size_bytes)
         self.parameters = Parameters(executor, conductor, min_size_bytes, self.gradients)
         self._executor = executor
         self._conductor = conductor
+        self._begins = begins
         self._min_size_bytes = max(1, min_size_bytes)
         self._away = AwayParts(executor)
         self._owners: dict[int, weakref.ref[torch.optim.Optimizer]] = {}
@@ -74,7 +82,7 @@ class OptimizerStates:
 
     def open(self) -> None:
         """Install the hooks: wrap the steps of all optimizers that are met from now on."""
-        self._stepping = Stepping(self.step, self.bring_back, self.packed)
+        self._stepping = Stepping(self._begins, self.step, self.bring_back, self.packed)
 
     def open_parameters(self) -> None:
         """Let parameters move. Loaded states leave as they come then, like parameters: Note: [Loading]."""
@@ -82,10 +90,10 @@ class OptimizerStates:
         if self._loading is None and self.parameters.limit_bytes is not None:
             self._loading = StatesLoading(self._loaded)
 
-    def meets(self, optimizer: torch.optim.Optimizer) -> None:
-        """Wrap the step function of an optimizer that is about to step."""
+    def meets(self, optimizer: torch.optim.Optimizer, args: Any, kwargs: Any) -> None:
+        """Wrap the step function of an optimizer that is called with these arguments, the optimizer first."""
         if self._stepping is not None:
-            self._stepping.meets(optimizer)
+            self._stepping.meets(optimizer, args, kwargs)
             others = [each for each in self._met if each[0]() not in (None, optimizer)]
             self._met = [*others, (weakref.ref(optimizer), self._executor.stream())]
 

@@ -4,7 +4,7 @@ Note: [Steps]
 A step ends with an optimizer's step. What follows without saving anything for backward (a second optimizer, logging,
 zero_grad) still belongs to it. So the end is acted on late: when the next outermost module is called, or the next
 large tensor saved. If no optimizer of torch steps, that call is the end, provided that parameters have changed after a
-backward (step_ends.py). An optimizer that calls a closure ends one step before each call but the first.
+backward (step_ends.py). An optimizer that may call its closure often ends one step before each call but the first.
 
 A step is recognised by its signature (step_kinds.py). If a known step turns out differently midway, another known one
 with the same beginning takes over. If there is none, the rest of the step is swapped as in an observed step. The
@@ -98,7 +98,7 @@ class TrainingRun(RunFigures, Director, Conductor):
         self._running = self._optimizer_ran = self._gives_back = self._makes_room = False
         self._left_beyond, self._begins_plan = 0, False
         self._hooks = Hooks(executor, self, min_size_bytes)
-        self._states = OptimizerStates(executor, self, min_size_bytes)
+        self._states = OptimizerStates(executor, self, min_size_bytes, self._optimizer_begins)
         self._states.parameters.budget_bytes = lambda: learner.budget_bytes
         self._following = Following(executor, self._recomputes, self._states.entry_of)
         self._limit = AllocatorLimit(executor.residence, self._surprises)
@@ -121,7 +121,7 @@ class TrainingRun(RunFigures, Director, Conductor):
     def open(self) -> None:
         """Install the hooks."""
         self._moving(True)
-        self._watch = OptimizerWatch(self._optimizer_begins, self._optimizer_ends)
+        self._watch = OptimizerWatch(self._optimizer_called, self._optimizer_ends)
         self._states.open()
         if self._learner.parameters:
             self._states.open_parameters()
@@ -482,11 +482,12 @@ class TrainingRun(RunFigures, Director, Conductor):
             self._gives_back = moving
             (self._executor.residence.begin if moving else self._executor.residence.end)()
 
-    def _optimizer_begins(self, optimizer: Any) -> None:
-        if self._rest.on:
-            return
+    def _optimizer_called(self, optimizer: Any, args: Any, kwargs: Any) -> None:
+        if not self._rest.on:
+            self._states.meets(optimizer, args, kwargs)
+
+    def _optimizer_begins(self, _: Any) -> None:
         self._in_optimizer = True
-        self._states.meets(optimizer)
         if self._running:
             self._recomputes.forward_ends()
             self._observing.tick()

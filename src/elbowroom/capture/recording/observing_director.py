@@ -169,15 +169,15 @@ class OptimizerWatch:
     """Watch that reports when any optimizer of the process begins and ends a step.
 
     Args:
-        begins: called with the optimizer before its step.
+        begins: called with the optimizer, the arguments of its step and the keyword arguments, before its step.
         ends: called with it after.
     """
 
-    def __init__(self, begins: Callable[[Any], None], ends: Callable[[Any], None]) -> None:
+    def __init__(self, begins: Callable[[Any, Any, Any], None], ends: Callable[[Any], None]) -> None:
         from torch.optim.optimizer import register_optimizer_step_post_hook, register_optimizer_step_pre_hook
 
         self._handles = [
-            register_optimizer_step_pre_hook(never_compiled(lambda optimizer, _args, _kwargs: begins(optimizer))),
+            register_optimizer_step_pre_hook(never_compiled(begins)),
             register_optimizer_step_post_hook(never_compiled(lambda optimizer, _args, _kwargs: ends(optimizer))),
         ]
 

@@ -135,7 +135,7 @@ class VirtualDevice:
         self.repeats = Repeats(self._mode, self._root)
         self.started = Started(self.ledger, lambda: not self.steps_seen and not self.host_steps)
         self.groups = Groups(self._mode, job)
-        self._parts = PartsWatch(min_size_bytes, self._part_begins, self._part_ends)
+        self._parts = PartsWatch(self._optimizer_starts, min_size_bytes, self._part_begins, self._part_ends)
         self._min_size_bytes = min_size_bytes or 0
         self._accumulations = None if min_size_bytes is None else Accumulations(self.ledger, min_size_bytes)
 
@@ -292,10 +292,12 @@ class VirtualDevice:
                 self.ledger.classify("buffer", module.buffers())
         self._roots.clear()
 
-    def _optimizer_begins(self, optimizer: Any) -> None:
+    def _optimizer_begins(self, optimizer: Any, args: Any, kwargs: Any) -> None:
         if self._steps is not None and self._counts.get(id(optimizer), 0) >= 8 * self._steps:
             raise Enough
-        self._parts.meets(optimizer)
+        self._parts.meets(optimizer, args, kwargs)
+
+    def _optimizer_starts(self, _: torch.optim.Optimizer) -> None:
         self._mode.optimizing = True
 
     def _part_begins(self, _: torch.optim.Optimizer, portion: Portion) -> None:
