@@ -595,7 +595,7 @@ def test_what_does_not_fit_is_captured_in_parts_and_planned_and_what_fits_is_not
     assert fits["planned"] is None
     assert full["planned"] == {
         "fits": False,
-        "means": ["swap", "state", "gradient"],
+        "means": ["swap", "state", "gradient", "parameter"],
         "slowdown": None,
         "step_ns": None,
         "kept_step_ns": None,

@@ -114,8 +114,20 @@ def test_a_trace_that_would_take_minutes_is_not_planned(monkeypatch: pytest.Monk
     assert planned_training(trace, device_of(0)) is None
 
 
+def test_no_plan_is_searched_for_among_means_that_leave_too_much_on_the_device(monkeypatch: pytest.MonkeyPatch) -> None:
+    # given three weights that stay without the means "parameter", on a device of two
+    asked: list[tuple[str, ...]] = []
+    searched = module.course_within
+    monkeypatch.setattr(module, "course_within", lambda request: asked.append(request.asked.allow) or searched(request))
+    found = planned_training(of_weights(), device_of(2))
+    assert found is not None
+    assert found.fits
+    assert asked == [("swap", "state", "gradient", "parameter")]
+
+
 def test_the_second_plan_is_not_begun_once_the_first_took_too_long(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(module, "PATIENCE_S", -1.0)
+    monkeypatch.setattr(module, "least_allocated", lambda _: 0)
     found = planned_training(of_weights(), device_of(2))
     assert found is not None
     assert (found.fits, found.means) == (False, ("swap", "state", "gradient"))

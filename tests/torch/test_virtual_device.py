@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from contextlib import suppress
 from typing import Any
 
 import pytest
@@ -462,3 +463,31 @@ def test_a_model_that_the_script_drops_is_gone() -> None:
 
         # then its weights are given back
         assert held - on.ledger.allocated_bytes == 4 * 2**20 + 4096
+
+
+@pytest.mark.parametrize("ending", ["returns", "exits"])
+def test_what_a_script_lets_go_as_it_ends_is_no_part_of_its_last_step(ending: str) -> None:
+    # given a script whose function makes all, trains for some steps and is over
+    def script(steps: int) -> None:
+        step = linear_training(0)()
+        for _ in range(steps):
+            step()
+
+    def trace_of(steps: int) -> Trace:
+        on = device(3)
+        with suppress(SystemExit), on:
+            script(steps)
+            if ending == "exits":
+                raise SystemExit
+        return on.trace()
+
+    # when it ends by itself after its third step, or goes on and is stopped there
+    over, stopped = trace_of(3), trace_of(5)
+    # then the last step is the same
+    assert over.ops[-1].name == stopped.ops[-1].name
+    assert over.storages == stopped.storages
+    assert over.events == stopped.events
+    # and weights, their optimizer's state and the batches are there after it
+    freed = {event.storage for event in over.events if event.size_bytes < 0}
+    kept = {over.storages[each].category for each in range(len(over.storages)) if each not in freed}
+    assert {"parameter", "optimizer_state", "input"} <= kept

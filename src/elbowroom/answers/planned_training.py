@@ -18,7 +18,7 @@ from elbowroom.errors import Infeasible
 from elbowroom.machine import Machine
 from elbowroom.planners.budget.budgets import below_device
 from elbowroom.planners.budget.remedies import restricted, with_accumulations
-from elbowroom.planners.budget.run_budget import Course, CourseRequest, course_within
+from elbowroom.planners.budget.run_budget import Course, CourseRequest, course_within, least_allocated
 from elbowroom.planners.problem import DEFAULT_MEANS, Means
 from elbowroom.planners.request import PlanRequest
 from elbowroom.simulate.simulate import simulate
@@ -86,8 +86,11 @@ def planned_training(trace: Trace, machine: Machine, ways: Sequence[tuple[Means,
     if budget_bytes <= 0 or len(trace.events) > MOST_EVENTS:
         return None
     until_s, found = time.monotonic() + PATIENCE_S, list[PlannedTraining]()
-    for means in ways or _means_of(trace):
+    ways = ways or _means_of(trace)
+    for means in ways:
         request = _request(trace, machine, budget_bytes, means)
+        if means != ways[-1] and least_allocated(request) > budget_bytes:
+            continue  # what cannot be allocated need not be searched for: the next way moves more
         try:
             course = course_within(request)
         except Infeasible as problem:

@@ -137,6 +137,7 @@ class VirtualDevice:
         self.groups = Groups(self._mode, job)
         self._parts = PartsWatch(self._optimizer_starts, min_size_bytes, self._part_begins, self._part_ends)
         self._min_size_bytes = min_size_bytes or 0
+        self._ran_out = False
         self._accumulations = None if min_size_bytes is None else Accumulations(self.ledger, min_size_bytes)
 
     @property
@@ -200,6 +201,7 @@ class VirtualDevice:
         self._mode.off = True
         self.ledger.close()
         self._stack.close()
+        self._ran_out = kind is None or not issubclass(kind, Enough)
         return kind is not None and issubclass(kind, Enough)
 
     def trace(self) -> Trace:
@@ -213,7 +215,10 @@ class VirtualDevice:
                 "virtual device: given a run without a training step on cuda; allowed is a training loop; move the "
                 "model to cuda and let an optimizer step, or change its parameters after a backward"
             )
-        trace = with_inputs(assemble(self.ledger, self.step_ends(), self._machine))
+        ends = self.step_ends()
+        if self._ran_out:
+            self.ledger.forget_end(*([0, *ends][-2:]))
+        trace = with_inputs(assemble(self.ledger, ends, self._machine))
         return without_gaps(trace, self._forwards) if self.settings.ram else trace
 
     def step_ends(self) -> list[int]:

@@ -180,6 +180,20 @@ class Ledger:
         if self.events and self.empties[-1:] != [len(self.events)]:
             self.empties.append(len(self.events))
 
+    def forget_end(self, first_op: int, end_op: int) -> None:
+        """Forget what a script lets go as it ends, right after its last step: what was there before that step.
+
+        Another step would find it there. In the trace it stays to the end.
+
+        Args:
+            first_op: first op of the step.
+            end_op: the op after its last one.
+        """
+        early = {storage for op, storage, size_bytes in self.events if size_bytes > 0 and op < first_op}
+        kept = [op != end_op - 1 or size_bytes > 0 or storage not in early for op, storage, size_bytes in self.events]
+        self.empties = [sum(kept[:place]) for place in self.empties]
+        self.events = [event for event, is_kept in zip(self.events, kept, strict=True) if is_kept]
+
     def _died(self, watch: weakref.ref[torch.UntypedStorage]) -> None:
         assert isinstance(watch, _StorageWatch)
         if self._live.get(watch.key) is watch:
