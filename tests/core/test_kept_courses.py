@@ -2,6 +2,10 @@
 
 from __future__ import annotations
 
+import subprocess
+import sys
+import time
+from concurrent.futures import ThreadPoolExecutor
 from contextlib import suppress
 from dataclasses import replace
 from pathlib import Path
@@ -10,7 +14,7 @@ import pytest
 
 from elbowroom.errors import Infeasible
 from elbowroom.machine import Machine
-from elbowroom.planners.budget import kept_courses
+from elbowroom.planners.budget import kept_courses, plan_turns
 from elbowroom.planners.budget.kept_courses import MOST_FILES, clear, kept_or_planned
 from elbowroom.planners.budget.run_budget import Course, CourseRequest
 from elbowroom.planners.request import PlanRequest, ResolvedBudget
@@ -156,3 +160,90 @@ def test_plans_that_were_used_longest_ago_are_deleted_and_all_on_demand(folder: 
     assert kept_courses.kept_courses()[0].budget_bytes == 200
     assert clear() == MOST_FILES
     assert list(folder.iterdir()) == []
+
+
+def together(count: int, request: CourseRequest) -> list[Course | Infeasible]:
+    """What threads get that ask for the same at a time, as equal ranks do: each opens a lock of its own."""
+
+    def asks(_: int) -> Course | Infeasible:
+        try:
+            return kept_or_planned(request)
+        except Infeasible as problem:
+            return problem
+
+    with ThreadPoolExecutor(count) as pool:
+        return list(pool.map(asks, range(count)))
+
+
+def test_equal_ranks_plan_once(planned: list[CourseRequest]) -> None:
+    found = together(4, request_of())
+
+    assert len(planned) == 1
+    courses = [each for each in found if isinstance(each, Course)]
+    assert len(courses) == 4
+    assert {each.plan.swaps for each in courses} == {courses[0].plan.swaps}
+    assert [each.is_kept for each in courses] == [False] * 4  # no earlier start made it
+
+
+def test_equal_ranks_are_refused_alike_and_the_next_start_asks_again(
+    planned: list[CourseRequest], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    # given a refusal that takes a while, so that all ranks have asked by then
+    plan = kept_courses.course_within
+
+    def slowly(request: CourseRequest) -> Course:
+        time.sleep(0.5)
+        return plan(request)
+
+    monkeypatch.setattr(kept_courses, "course_within", slowly)
+    # when
+    found = together(4, request_of(budget_bytes=90))
+    # then
+    assert len(planned) == 1
+    problems = [each for each in found if isinstance(each, Infeasible)]
+    assert len(problems) == 4
+    assert {str(each) for each in problems} == {str(problems[0])}
+    assert {(each.budget_bytes, each.least_feasible_bytes) for each in problems} == {
+        (90, problems[0].least_feasible_bytes)
+    }
+    # and a refusal is of one start only
+    with pytest.raises(Infeasible):
+        kept_or_planned(request_of(budget_bytes=90))
+    assert len(planned) == 2
+
+
+def test_a_rank_that_dies_in_its_turn_holds_up_nobody(folder: Path, planned: list[CourseRequest]) -> None:
+    # given a process that has its turn, and is killed in it
+    key = kept_courses._key(request_of())
+    code = (
+        "import sys, time; from pathlib import Path; from elbowroom.planners.budget.plan_turns import plan_turn\n"
+        f"with plan_turn(Path({str(folder.parent / 'turns')!r}), {key!r}):\n"
+        "    print('taken', flush=True); time.sleep(60)"
+    )
+    with subprocess.Popen([sys.executable, "-c", code], stdout=subprocess.PIPE) as process:
+        assert process.stdout is not None
+        assert process.stdout.readline() == b"taken\n"
+        with ThreadPoolExecutor(1) as pool:
+            asked = pool.submit(kept_or_planned, request_of())
+            time.sleep(0.2)
+            assert not asked.done()
+            # when
+            process.kill()
+            # then
+            assert asked.result(timeout=30).plan.moves
+    assert len(planned) == 1
+
+
+def test_a_rank_waits_for_another_ones_plan_for_some_time_only(
+    folder: Path, planned: list[CourseRequest], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(plan_turns, "MOST_S", 0.1)
+    with plan_turns.plan_turn(folder.parent / "turns", kept_courses._key(request_of())):
+        assert kept_or_planned(request_of()).plan.moves
+    assert len(planned) == 1
+
+
+def test_without_locks_each_rank_plans(planned: list[CourseRequest], monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(plan_turns, "fcntl", None)
+    assert kept_or_planned(request_of()).plan.moves
+    assert len(planned) == 1

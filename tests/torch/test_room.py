@@ -12,6 +12,7 @@ NAMES = {
     "machine",
     "measure_next_step",
     "measured",
+    "place",
     "plan",
     "simulated",
     "steps",

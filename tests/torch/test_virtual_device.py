@@ -423,9 +423,11 @@ def test_an_lstm_cell_is_two_products_and_one_kernel_that_keeps_its_gates() -> N
 def test_a_script_that_holds_itself_to_a_budget_is_estimated_without_it() -> None:
     before = elbowroom.within
     with VirtualDevice(H100) as device:
-        model = nn.Linear(512, 512).cuda()
+        model = nn.Linear(512, 512)
         optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
         with elbowroom.within("1KiB", allow=("swap", "recompute"), measure=True) as room:
+            assert room.place(model) is model
+            assert model.weight.is_cuda
             for _ in range(3):
                 model(torch.randn(64, 512, device="cuda")).sum().backward()
                 optimizer.step()

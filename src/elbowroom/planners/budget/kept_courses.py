@@ -12,16 +12,17 @@ import hashlib
 import json
 import os
 from collections.abc import Iterator, Sequence
-from contextlib import suppress
+from contextlib import AbstractContextManager, nullcontext, suppress
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any, cast
 
-from elbowroom.errors import ElbowroomError
+from elbowroom.errors import ElbowroomError, Infeasible
 from elbowroom.files.cache_folder import cache_folder, is_used
 from elbowroom.files.record_files import decode, encode, write_whole
 from elbowroom.plan import Plan
 from elbowroom.planners.budget.budgets import held_to
+from elbowroom.planners.budget.plan_turns import PlanTurn, plan_turn
 from elbowroom.planners.budget.run_budget import Course, CourseRequest, course_within
 from elbowroom.step.check import check
 from elbowroom.trace import Trace
@@ -56,6 +57,8 @@ class KeptCourse:
 def kept_or_planned(request: CourseRequest) -> Course:
     """Return a course of an earlier start, or else as `course_within` does; that one is kept.
 
+    Equal ranks of a job plan once: see plan_turns.py.
+
     Raises:
         Infeasible: no plan that was tried is within the budget.
     """
@@ -63,10 +66,34 @@ def kept_or_planned(request: CourseRequest) -> Course:
         return course_within(request)
     key = _key(request)
     found = _find(key, request)
-    if found is None:
+    if found is not None:
+        return found
+    with _turn(key) as own:
+        found = _find(key, request)
+        if found is not None:
+            return replace(found, is_kept=not own.waited)
+        refused = own.refusal(request.budget.device_bytes)
+        if refused is not None:
+            raise refused
+        return _planned(own, key, request)
+
+
+def _turn(key: str) -> AbstractContextManager[PlanTurn]:
+    try:
+        return plan_turn(cache_folder() / "turns", key)
+    except OSError:  # no cache folder
+        return nullcontext(PlanTurn(key))
+
+
+def _planned(own: PlanTurn, key: str, request: CourseRequest) -> Course:
+    """Plan in this process's turn, and keep the course. Raises Infeasible, which is written down."""
+    try:
         found = course_within(request)
-        if found.plan.moves:
-            _keep(key, request, found)
+    except Infeasible as problem:
+        own.refuses(problem, request.budget.device_bytes)
+        raise
+    if found.plan.moves:
+        _keep(key, request, found)
     return found
 
 

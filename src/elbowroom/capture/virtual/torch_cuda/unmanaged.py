@@ -5,10 +5,13 @@ from __future__ import annotations
 import sys
 from collections.abc import Iterator
 from contextlib import contextmanager
-from typing import Any, final
+from typing import Any, TypeVar, final
+
+import torch
 
 from elbowroom.capture.virtual.ledger import Ledger
 
+Model = TypeVar("Model", bound=torch.nn.Module)
 Change = tuple[Any, str, Any]
 PLACES = ("elbowroom", "elbowroom.run")
 SAID = "elbowroom.within (estimated is what the training takes without a budget)"
@@ -22,11 +25,21 @@ class Unmanaged:
         plan, trace, machine, simulated, measured: None.
         steps: empty.
         beyond_bytes: 0.
+
+    Args:
+        device: the device of the room; None for the GPU, if there is one.
     """
 
     plan = trace = machine = simulated = measured = None
     beyond_bytes = 0
     steps: tuple[Any, ...] = ()
+
+    def __init__(self, device: str | torch.device | None = None) -> None:
+        self._device = device or ("cuda" if torch.cuda.is_available() else "cpu")
+
+    def place(self, model: Model) -> Model:
+        """Move a model to the device, where all of it stays."""
+        return model.to(self._device)
 
     def summary(self) -> str:
         """Say that it is an estimate."""
@@ -43,8 +56,8 @@ def changes(ledger: Ledger) -> list[Change]:
     """Return the replacement of `within`, in all places where a script finds it."""
 
     @contextmanager
-    def within(*_budget: Any, **_knobs: Any) -> Iterator[Unmanaged]:
+    def within(*_budget: Any, device: Any = None, **_knobs: Any) -> Iterator[Unmanaged]:
         ledger.remark("unsupported", SAID)
-        yield Unmanaged()
+        yield Unmanaged(device)
 
     return [(place, "within", within) for place in map(sys.modules.get, PLACES) if place is not None]
