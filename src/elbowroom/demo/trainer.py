@@ -107,7 +107,7 @@ def _surroundings(order: TrainingOrder) -> Iterator[Room | None]:
         return
     from elbowroom import within
 
-    with within(order.budget_bytes, spill_dir=order.folder) as room:
+    with within(order.budget_bytes, spill_dir=order.folder, device="cpu") as room:
         yield room
 
 
