@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import subprocess
 import sys
 import time
@@ -241,6 +242,17 @@ def test_a_rank_waits_for_another_ones_plan_for_some_time_only(
     with plan_turns.plan_turn(folder.parent / "turns", kept_courses._key(request_of())):
         assert kept_or_planned(request_of()).plan.moves
     assert len(planned) == 1
+
+
+def test_a_child_of_a_fork_does_not_keep_the_turn_of_its_parent(folder: Path) -> None:
+    # given a loader's worker that is forked in the turn: it has the lock's file open as long as it lives
+    with plan_turns.plan_turn(folder, "ab") as own:
+        assert own._file is not None
+        kept = os.dup(own._file)
+    # then another rank does not wait
+    with plan_turns.plan_turn(folder, "ab") as other:
+        assert not other.waited
+    os.close(kept)
 
 
 def test_without_locks_each_rank_plans(planned: list[CourseRequest], monkeypatch: pytest.MonkeyPatch) -> None:

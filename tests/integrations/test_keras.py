@@ -11,7 +11,7 @@ import pytest
 import torch
 
 import elbowroom as er
-from tests.integrations.both_ways import rows, same_within, tight
+from tests.integrations.both_ways import alone, rows, same_within, tight
 from tests.torch.helpers import MIN_SIZE_BYTES, Outcome, assert_equal
 
 os.environ["KERAS_BACKEND"] = "torch"
@@ -86,19 +86,22 @@ def test_a_training_goes_on_from_a_file_that_was_saved_within_a_budget(tmp_path:
         saves = keras.callbacks.ModelCheckpoint(str(tmp_path / f"{name}{{epoch}}.keras"))
         return fit(functional(OPTIMIZERS["adamw"]()), callback, [saves])
 
+    def resumed(callback: Any, name: str) -> Outcome:
+        keras.utils.set_random_seed(1)  # dropout goes on from seeds of the process
+        return fit(keras.saving.load_model(tmp_path / f"{name}1.keras"), callback, first=1)
+
     # when
     plain = train(None, "plain")
     budget = tight(lambda callback: train(callback, "plenty"), ours.KerasRoom)
-    rooms = [ours.KerasRoom(budget, min_size=MIN_SIZE_BYTES) for _ in range(2)]
-    whole = train(rooms[0], "within")
-    keras.utils.set_random_seed(1)  # dropout goes on from seeds of the process
-    second = fit(keras.saving.load_model(tmp_path / "within1.keras"), rooms[1], first=1)
-    keras.utils.set_random_seed(1)
-    others = fit(keras.saving.load_model(tmp_path / "plain1.keras"), None, first=1)
+    within = ours.KerasRoom(budget, min_size=MIN_SIZE_BYTES)
+    whole = alone(lambda callback: train(callback, "within"), within)
+    others = resumed(None, "plain")
+    room = same_within(lambda callback: resumed(callback, "within"), ours.KerasRoom)
+    second = alone(lambda callback: resumed(callback, "within"), None)
     # then
     assert_equal(whole, plain)
     assert_equal(second, others)
-    assert len(rooms[1].room.steps) == BATCHES
+    assert len(room.steps) == BATCHES
 
 
 class Breaks(keras.callbacks.Callback):

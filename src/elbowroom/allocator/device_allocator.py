@@ -69,9 +69,9 @@ class DeviceAllocator:
         self.log = Log()
         self._small, self._large = self.shelves
         self._rounds = any(divisions > 1 for divisions in settings.roundup_divisions)
-        self._is_plain = settings.max_split_bytes == UNLIMITED and not settings.expandable_segments
-        has_limit = settings.max_split_bytes != UNLIMITED
-        self._expands = settings.expandable_segments and not (has_limit or self.collects)
+        splits_all = settings.max_split_bytes == UNLIMITED
+        self._is_plain = splits_all and not settings.expandable_segments
+        self._expands = splits_all and settings.expandable_segments and not self.collects
         self._split_below_bytes = UNLIMITED if settings.expandable_segments else settings.max_split_bytes
         self._waits = wait_for_synchronize
         self._held: list[Block] = []
@@ -90,8 +90,7 @@ class DeviceAllocator:
         orders = shelf.orders
         at = bisect_left(orders, rounded << SHIFT)
         if self._expands:
-            if at < len(orders) and (after := shelf.blocks[orders[at]].next) is not None and not after.mapped:
-                at = expandable.best(shelf, at)
+            at = expandable.best(shelf, at)
         elif not self._is_plain or self.collects:
             at = self._choose(shelf, rounded, at)
         if at < len(orders):

@@ -20,8 +20,15 @@ UNLIMITED_DEVICE_BYTES = 2**44
 
 
 def best(shelf: Shelf, at: int) -> int:
-    """Return the index of the block to take: the first one that could not grow larger than the next one could."""
+    """Return the index of the block to take: the first one that could not grow larger than the next one could.
+
+    Args:
+        shelf: the free blocks.
+        at: index of the first one that is large enough; one past the end for none.
+    """
     orders, blocks = shelf.orders, shelf.blocks
+    if at == len(orders) or (after := blocks[orders[at]].next) is None or after.mapped:
+        return at  # a block that cannot grow has less room than any larger one
     room = _room(blocks[orders[at]])
     while at + 1 < len(orders) and (next_room := _room(blocks[orders[at + 1]])) < room:
         at, room = at + 1, next_room

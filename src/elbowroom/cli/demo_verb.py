@@ -5,16 +5,19 @@ from __future__ import annotations
 import argparse
 import signal
 import sys
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from elbowroom.cli import output
 from elbowroom.cli.answer_types import DemoAnswer, TrialFigures, WeightsAnswer
 from elbowroom.demo import main, weights
 from elbowroom.demo.limited_run import LimitedTrial
 from elbowroom.demo.trainer import RECORDS
+
+if TYPE_CHECKING:
+    from rich.console import RenderableType
 
 DESCRIPTION = (
     "Trains MONAI's 3D U-Net to take noise off the whole brain MRI volume that nibabel ships, three times: plain "
@@ -49,16 +52,7 @@ def execute(arguments: argparse.Namespace) -> int:
     screen = show.Screen(output.console(errors=True), settings.size.steps)
     with _unwinding_at_signals(), screen.shown():
         outcome = main.run(settings, screen)
-    for line in outcome.within.warnings():
-        print(line, file=sys.stderr)
-    written = _records(settings.folder, outcome.within)
-    if arguments.json:
-        output.write_answer(figures(outcome), output.STDOUT)
-    else:
-        console = output.console()
-        console.print(show.as_table(outcome))
-        console.print(written)
-    return 0 if outcome.as_it_should else main.DemoFailed.exit_code
+    return _answer(arguments, outcome, figures(outcome), lambda: show.as_table(outcome))
 
 
 def _execute_weights(arguments: argparse.Namespace) -> int:
@@ -70,14 +64,24 @@ def _execute_weights(arguments: argparse.Namespace) -> int:
     screen = show.Screen(output.console(errors=True), size.steps, weights_table.WEIGHTS_TITLES)
     with _unwinding_at_signals(), screen.shown():
         outcome = weights.run(settings, screen)
+    return _answer(arguments, outcome, weights_figures(outcome), lambda: weights_table.as_weights_table(outcome))
+
+
+def _answer(
+    arguments: argparse.Namespace,
+    outcome: main.DemoOutcome | weights.WeightsOutcome,
+    answer: DemoAnswer | WeightsAnswer,
+    table: Callable[[], RenderableType],
+) -> int:
+    """Show what came of a demo; return its exit code."""
     for line in outcome.within.warnings():
         print(line, file=sys.stderr)
-    written = _records(settings.folder, outcome.within)
+    written = _records(Path(arguments.out), outcome.within)
     if arguments.json:
-        output.write_answer(weights_figures(outcome), output.STDOUT)
+        output.write_answer(answer, output.STDOUT)
     else:
         console = output.console()
-        console.print(weights_table.as_weights_table(outcome))
+        console.print(table())
         console.print(written)
     return 0 if outcome.as_it_should else main.DemoFailed.exit_code
 

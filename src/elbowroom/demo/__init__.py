@@ -2,6 +2,7 @@
 
 job.py          the training: MONAI's 3D U-Net learns to take noise off a brain MRI volume
 trainer.py      one child process: trains, and reports each step as a line of JSON
+digests.py      digests of weights
 limits.py       a hard memory limit around a command: memory cgroup or RLIMIT_DATA
 limited_run.py  starts a child under a limit and collects what it reports
 main.py         the three trials, the limit and the budget between them

@@ -10,7 +10,6 @@ Shape letters: N samples, C channels, X Y Z voxels.
 
 from __future__ import annotations
 
-import hashlib
 import json
 import tempfile
 import time
@@ -25,6 +24,8 @@ import torch
 from monai.networks.nets.unet import UNet
 from nibabel.nifti1 import Nifti1Image
 from torch import nn
+
+from elbowroom.demo.digests import sha256_of
 
 NOISE = 0.5
 """Standard deviation of the noise, in standard deviations of the volume."""
@@ -91,11 +92,7 @@ def train(job: Job, steps: int, first: int = 0) -> Iterator[tuple[float, int]]:
 
 def weights_sha256(job: Job) -> str:
     """Return a digest of the weights, which differs if a bit does."""
-    digest = hashlib.sha256()
-    for name, tensor in job.model.state_dict().items():
-        digest.update(name.encode())
-        digest.update(tensor.contiguous().numpy().tobytes())
-    return digest.hexdigest()
+    return sha256_of((name, tensor.contiguous()) for name, tensor in job.model.state_dict().items())
 
 
 def live_bytes(job: Job) -> int:

@@ -76,6 +76,11 @@ class LimitedTrial:
         found = self.all_of(of)
         return found[-1].get(name) if found else None
 
+    def has_numbers_of(self, other: LimitedTrial) -> bool:
+        """Whether losses and final weights are those of another trial, bit by bit."""
+        weights = [of.figure("weights_sha256", "trained") for of in (self, other)]
+        return self.losses == other.losses and weights[0] is not None and weights[0] == weights[1]
+
     def warnings(self) -> list[str]:
         """Return what elbowroom warned of."""
         return [line for line in self.output.splitlines() if "Warning: elbowroom: " in line]

@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import Any, Protocol
 
 from elbowroom.demo import limited_run
-from elbowroom.demo.limited_run import LimitedTrial, Watcher
+from elbowroom.demo.limited_run import ChildOrder, LimitedTrial, Watcher
 from elbowroom.demo.limits import CommandLimit, Kind, available_kind, hard_limit
 from elbowroom.demo.trainer import RECORDS, TrainingOrder
 from elbowroom.errors import ElbowroomError, UsageError
@@ -112,8 +112,7 @@ class DemoOutcome:
     @property
     def bit_equal(self) -> bool:
         """Whether elbowroom's losses and final weights are plain PyTorch's, bit by bit."""
-        weights = [of.figure("weights_sha256", "trained") for of in (self.plain, self.within)]
-        return self.plain.losses == self.within.losses and weights[0] is not None and weights[0] == weights[1]
+        return self.within.has_numbers_of(self.plain)
 
 
 def run(settings: DemoSettings, audience: Audience) -> DemoOutcome:
@@ -128,17 +127,15 @@ def run(settings: DemoSettings, audience: Audience) -> DemoOutcome:
         DemoFailed: plain training failed without a limit, or a trial failed for another reason than memory.
     """
     check_packages()
-    settings.folder.mkdir(parents=True, exist_ok=True)
-    for name in RECORDS:  # of an earlier demo
-        (settings.folder / f"{name}.json").unlink(missing_ok=True)
+    prepare(settings.folder)
     kind = available_kind()
-    plain = _trial("plain", _order(settings, mode="plain"), None, audience)
-    _require(plain, "plain PyTorch without a limit", not plain.failed)
+    plain = trial("plain", _order(settings, mode="plain"), None, audience)
+    require(plain, "plain PyTorch without a limit", not plain.failed)
     bare_bytes, budget_bytes, limit_bytes = amounts(plain, kind)
     with hard_limit(limit_bytes, kind) as limit:
-        limited = _trial("limited", _order(settings, mode="plain", measure=False), limit, audience)
-        _require(limited, "plain PyTorch under the limit", limited.out_of_memory or not limited.failed)
-        within = _trial("within", _order(settings, mode="within", budget_bytes=budget_bytes), limit, audience)
+        limited = trial("limited", _order(settings, mode="plain", measure=False), limit, audience)
+        require(limited, "plain PyTorch under the limit", limited.out_of_memory or not limited.failed)
+        within = trial("within", _order(settings, mode="within", budget_bytes=budget_bytes), limit, audience)
         return DemoOutcome(
             limit_kind=kind,
             limit_bytes=limit.limit_bytes,
@@ -150,7 +147,15 @@ def run(settings: DemoSettings, audience: Audience) -> DemoOutcome:
         )
 
 
-def _trial(name: str, order: TrainingOrder, limit: CommandLimit | None, audience: Audience) -> LimitedTrial:
+def prepare(folder: Path) -> None:
+    """Make the folder of a demo, without the records of an earlier one."""
+    folder.mkdir(parents=True, exist_ok=True)
+    for name in RECORDS:
+        (folder / f"{name}.json").unlink(missing_ok=True)
+
+
+def trial(name: str, order: ChildOrder, limit: CommandLimit | None, audience: Audience) -> LimitedTrial:
+    """Run a trial before its audience."""
     done = limited_run.run(order, limit, audience.watch(name))
     audience.ended(name, done)
     return done
@@ -204,6 +209,7 @@ def _order(settings: DemoSettings, **more: Any) -> TrainingOrder:
     )
 
 
-def _require(done: LimitedTrial, name: str, went_well: bool) -> None:
+def require(done: LimitedTrial, name: str, went_well: bool) -> None:
+    """Raise DemoFailed unless a trial went well."""
     if not went_well:
         raise DemoFailed(f"demo: {name}: {done.ending()}; what it wrote last:\n{done.output.strip()[-3000:]}")

@@ -9,7 +9,7 @@ import json
 import os
 import sys
 import warnings
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import asdict, dataclass
 from pathlib import Path
@@ -59,20 +59,24 @@ def main(argument: str) -> None:
     given = json.loads(argument)
     x, y, z = given.pop("shape_XYZ")
     order = TrainingOrder(**given, shape_XYZ=(x, y, z))
-    with os.fdopen(order.pipe, "w", buffering=1) as pipe:
-        for event in _events(order):
-            pipe.write(json.dumps(event) + "\n")
+    report(_events(order), order.pipe)
+
+
+def report(events: Iterable[Mapping[str, Any]], pipe: int) -> None:
+    """Write events to a file descriptor as they come, each as a line of JSON."""
+    with os.fdopen(pipe, "w", buffering=1) as writer:
+        for event in events:
+            writer.write(json.dumps(event) + "\n")
 
 
 def _events(order: TrainingOrder) -> Iterator[dict[str, Any]]:
     if order.mode == "within":
         os.environ.setdefault("THP_MEM_ALLOC_ENABLE", "1")
-        warnings.filterwarnings("default", message="elbowroom: ")  # the others are left out of the demo
     from elbowroom.demo import job
 
     training = job.build(order.seed, order.shape_XYZ)
     yield {"event": "bare", "allocated_bytes": job.live_bytes(training), **memory()}
-    with _surroundings(order) as room:
+    with surroundings(order.mode, order.budget_bytes, spill_dir=order.folder) as room:
         for loss, step_ns in job.train(training, order.steps):
             yield {"event": "step", "loss": loss, "step_ns": step_ns}
         yield {"event": "trained", "weights_sha256": job.weights_sha256(training), **memory()}
@@ -101,13 +105,15 @@ def _measured(room: Room, steps: Iterator[object]) -> Iterator[object]:
 
 
 @contextmanager
-def _surroundings(order: TrainingOrder) -> Iterator[Room | None]:
-    if order.mode == "plain":
+def surroundings(mode: Mode, budget_bytes: int | None, **knobs: Any) -> Iterator[Room | None]:
+    """Context of a training: a room in RAM with these arguments of `within`, or none if the mode is plain."""
+    if mode == "plain":
         yield None
         return
     from elbowroom import within
 
-    with within(order.budget_bytes, spill_dir=order.folder, device="cpu") as room:
+    warnings.filterwarnings("default", message="elbowroom: ")  # the others are left out of the demo
+    with within(budget_bytes, device="cpu", **knobs) as room:
         yield room
 
 
@@ -125,16 +131,23 @@ def _figures(room: Room, steps: int) -> dict[str, Any]:
     The allocated peak is the room's own count. Storages that come back from disk are not of torch's allocator, so the
     profiler would miss them.
     """
+    return {
+        **moved(room, steps),
+        "peak_allocated_bytes": room.measured.peak_allocated_bytes if room.measured else None,
+        "simulated_step_ns": room.simulated.step_ns if room.simulated else None,
+        "modes": [step.mode for step in room.steps],
+        "mismatches": sum(step.mismatches for step in room.steps),
+    }
+
+
+def moved(room: Room, steps: int) -> dict[str, Any]:
+    """Return the peak as it was simulated, and of a step, counted from 1, what it moved and how long compute waited."""
     last = room.steps[steps - 1]
     return {
-        "peak_allocated_bytes": room.measured.peak_allocated_bytes if room.measured else None,
         "simulated_peak_allocated_bytes": room.simulated.peak_allocated_bytes if room.simulated else None,
-        "simulated_step_ns": room.simulated.step_ns if room.simulated else None,
         "swapped_out_bytes": last.swapped_out_bytes,
         "swapped_back_bytes": last.swapped_back_bytes,
         "stall_ns": last.stall_ns,
-        "modes": [step.mode for step in room.steps],
-        "mismatches": sum(step.mismatches for step in room.steps),
     }
 
 

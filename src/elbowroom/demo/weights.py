@@ -12,11 +12,9 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from elbowroom.demo import limited_run
 from elbowroom.demo.limited_run import LimitedTrial
-from elbowroom.demo.limits import CommandLimit, Kind, available_kind, hard_limit
-from elbowroom.demo.main import Audience, DemoFailed
-from elbowroom.demo.trainer import RECORDS
+from elbowroom.demo.limits import Kind, available_kind, hard_limit
+from elbowroom.demo.main import Audience, prepare, require, trial
 from elbowroom.demo.weights_trainer import WeightsOrder
 from elbowroom.errors import UsageError
 
@@ -90,9 +88,7 @@ class WeightsOutcome:
     @property
     def bit_equal(self) -> bool:
         """Whether the smaller model has the losses and final weights of plain PyTorch, bit by bit."""
-        plain, within = self.small_plain, self.small_within
-        weights = [each.figure("weights_sha256", "trained") for each in (plain, within)]
-        return plain.losses == within.losses and weights[0] is not None and weights[0] == weights[1]
+        return self.small_within.has_numbers_of(self.small_plain)
 
     @property
     def as_it_should(self) -> bool:
@@ -117,22 +113,18 @@ def run(settings: WeightsSettings, audience: Audience) -> WeightsOutcome:
     from elbowroom.demo import weights_job
 
     size = settings.size
-    settings.folder.mkdir(parents=True, exist_ok=True)
-    for name in RECORDS:  # of an earlier demo
-        (settings.folder / f"{name}.json").unlink(missing_ok=True)
+    prepare(settings.folder)
     needed_bytes, small_bytes = (
         weights_job.training_bytes(size.width, depth) for depth in (size.depth, size.small_depth)
     )
-    small_plain = _trial("small_plain", _order(settings, size.small_depth, mode="plain"), None, audience)
-    if small_plain.failed:
-        raise _failed("plain PyTorch without a limit", small_plain)
+    small_plain = trial("small_plain", _order(settings, size.small_depth, mode="plain"), None, audience)
+    require(small_plain, "plain PyTorch without a limit", not small_plain.failed)
     kind = available_kind()
     with hard_limit(needed_bytes // TIMES, kind) as limit:
-        limited = _trial("limited", _order(settings, size.depth, mode="plain"), limit, audience)
-        if limited.failed and not limited.out_of_memory:
-            raise _failed("plain PyTorch under the limit", limited)
-        within = _trial("within", _order(settings, size.depth, mode="within", records=True), limit, audience)
-        small_within = _trial("small_within", _order(settings, size.small_depth, mode="within"), limit, audience)
+        limited = trial("limited", _order(settings, size.depth, mode="plain"), limit, audience)
+        require(limited, "plain PyTorch under the limit", limited.out_of_memory or not limited.failed)
+        within = trial("within", _order(settings, size.depth, mode="within", records=True), limit, audience)
+        small_within = trial("small_within", _order(settings, size.small_depth, mode="within"), limit, audience)
         return WeightsOutcome(
             limit_kind=kind,
             limit_bytes=limit.limit_bytes,
@@ -148,13 +140,3 @@ def run(settings: WeightsSettings, audience: Audience) -> WeightsOutcome:
 def _order(settings: WeightsSettings, depth: int, **more: Any) -> WeightsOrder:
     folder, size = os.fspath(settings.folder.resolve()), settings.size
     return WeightsOrder(width=size.width, depth=depth, seed=settings.seed, steps=size.steps, folder=folder, **more)
-
-
-def _trial(name: str, order: WeightsOrder, limit: CommandLimit | None, audience: Audience) -> LimitedTrial:
-    done = limited_run.run(order, limit, audience.watch(name))
-    audience.ended(name, done)
-    return done
-
-
-def _failed(name: str, done: LimitedTrial) -> DemoFailed:
-    return DemoFailed(f"demo: {name}: {done.ending()}; what it wrote last:\n{done.output.strip()[-3000:]}")

@@ -9,7 +9,6 @@ Shape letters: N samples, T bytes of a sample, D width, H heads, E width of a he
 
 from __future__ import annotations
 
-import hashlib
 import os
 import time
 from collections.abc import Iterator
@@ -18,6 +17,8 @@ from pathlib import Path
 
 import torch
 from torch import nn
+
+from elbowroom.demo.digests import sha256_of
 
 SAMPLES = 4
 LENGTH = 64
@@ -113,8 +114,4 @@ def train(job: WeightsJob, steps: int) -> Iterator[tuple[float, int]]:
 
 def weights_sha256(job: WeightsJob) -> str:
     """Return a digest of the weights, which differs if a bit does. Only one weight is copied at a time."""
-    digest = hashlib.sha256()
-    for name, parameter in job.model.named_parameters():
-        digest.update(name.encode())
-        digest.update(parameter.detach().clone().numpy().tobytes())
-    return digest.hexdigest()
+    return sha256_of((name, parameter.detach().clone()) for name, parameter in job.model.named_parameters())

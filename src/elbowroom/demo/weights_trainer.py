@@ -8,20 +8,16 @@ from __future__ import annotations
 
 import gc
 import json
-import os
 import sys
-import warnings
 from collections.abc import Iterator
-from contextlib import contextmanager
 from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, ClassVar
 
-from elbowroom.demo.trainer import Mode, memory, save_records
+from elbowroom.demo.trainer import Mode, memory, moved, report, save_records, surroundings
 
 if TYPE_CHECKING:
     from elbowroom.planners.request import Means
-    from elbowroom.run.room import Room
 
 MEANS: tuple[Means, ...] = ("swap", "state", "gradient", "parameter")
 
@@ -58,18 +54,14 @@ class WeightsOrder:
 def main(argument: str) -> None:
     """Carry out an order."""
     order = WeightsOrder(**json.loads(argument))
-    with os.fdopen(order.pipe, "w", buffering=1) as pipe:
-        for event in _events(order):
-            pipe.write(json.dumps(event) + "\n")
+    report(_events(order), order.pipe)
 
 
 def _events(order: WeightsOrder) -> Iterator[dict[str, Any]]:
-    if order.mode == "within":
-        warnings.filterwarnings("default", message="elbowroom: ")  # the others are left out of the demo
     from elbowroom.demo import weights_job
 
     yield {"event": "bare", **memory()}
-    with _surroundings(order) as room:
+    with surroundings(order.mode, None, spill_dir=order.folder, allow=MEANS) as room:
         training = weights_job.build(order.seed, order.width, order.depth)
         yield {"event": "made", **memory()}
         for loss, step_ns in weights_job.train(training, order.steps):
@@ -80,29 +72,7 @@ def _events(order: WeightsOrder) -> Iterator[dict[str, Any]]:
     if room is not None:
         if order.records:
             save_records(room, Path(order.folder))
-        yield {"event": "measured", **_figures(room)}
-
-
-@contextmanager
-def _surroundings(order: WeightsOrder) -> Iterator[Room | None]:
-    if order.mode == "plain":
-        yield None
-        return
-    from elbowroom import within
-
-    with within(spill_dir=order.folder, device="cpu", allow=MEANS) as room:
-        yield room
-
-
-def _figures(room: Room) -> dict[str, Any]:
-    """Return the peak as it was simulated, and of the last step the bytes moved and the time compute waited."""
-    last = room.steps[-1]
-    return {
-        "simulated_peak_allocated_bytes": room.simulated.peak_allocated_bytes if room.simulated else None,
-        "swapped_out_bytes": last.swapped_out_bytes,
-        "swapped_back_bytes": last.swapped_back_bytes,
-        "stall_ns": last.stall_ns,
-    }
+        yield {"event": "measured", **moved(room, len(room.steps))}
 
 
 if __name__ == "__main__":

@@ -10,47 +10,28 @@ or until `close()`. `with elbowroom.within(...)` around `fit` closes it at once.
 
 from __future__ import annotations
 
-from typing import Unpack, final
+from typing import final
 
 from fastai.callback.core import Callback  # pyright: ignore[reportMissingImports]
 
-from elbowroom.integrations.room_switch import RoomSwitch, WithinOptions
-from elbowroom.run.room import Room
+from elbowroom.integrations.room_switch import RoomCallback
 
 
 @final
-class FastaiRoom(Callback):
+class FastaiRoom(RoomCallback, Callback):
     """Trains within a budget, from the beginning of `fit` to its end, validation included.
 
-    Args:
-        budget: see `elbowroom.within`.
-        options: its other arguments.
-
-    Raises:
-        UsageError: an argument is not allowed.
+    Its arguments are those of `elbowroom.within`.
     """
-
-    def __init__(self, budget: str | int | None = None, **options: Unpack[WithinOptions]) -> None:
-        super().__init__()
-        self.switch = RoomSwitch(budget, options)
-
-    @property
-    def room(self) -> Room | None:
-        """The room of the training that goes on, or else of the last one."""
-        return self.switch.room
 
     def before_fit(self) -> None:
         """Open a room."""
-        self.switch.open()
+        self.switch_.open()
 
     def after_step(self) -> None:
         """End a step."""
-        self.switch.end_step()
+        self.switch_.end_step()
 
     def after_fit(self) -> None:
         """Close the room."""
-        self.switch.close()
-
-    def close(self) -> None:
-        """Close a room that an error of `fit` left open."""
-        self.switch.close(RuntimeError("the training ended with an error"))
+        self.switch_.close()

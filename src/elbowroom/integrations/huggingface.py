@@ -8,42 +8,24 @@ callback, or until `close()`. `with elbowroom.within(...)` around `train()` clos
 
 from __future__ import annotations
 
-from typing import Any, Unpack, final
+from typing import Any, final
 
 from transformers import TrainerCallback  # pyright: ignore[reportMissingImports]
 
-from elbowroom.integrations.room_switch import RoomSwitch, WithinOptions
-from elbowroom.run.room import Room
+from elbowroom.integrations.room_switch import RoomCallback
 
 
 @final
-class TrainerRoom(TrainerCallback):
+class TrainerRoom(RoomCallback, TrainerCallback):
     """Trains within a budget, from the beginning of `train()` to its end, evaluations and checkpoints included.
 
-    Args:
-        budget: see `elbowroom.within`.
-        options: its other arguments.
-
-    Raises:
-        UsageError: an argument is not allowed.
+    Its arguments are those of `elbowroom.within`.
     """
-
-    def __init__(self, budget: str | int | None = None, **options: Unpack[WithinOptions]) -> None:
-        self._switch = RoomSwitch(budget, options)
-
-    @property
-    def room(self) -> Room | None:
-        """The room of the training that goes on, or else of the last one."""
-        return self._switch.room
 
     def on_train_begin(self, args: Any, state: Any, control: Any, **_: Any) -> None:
         """Open a room: the model is on its device by now, and what a checkpoint had is loaded."""
-        self._switch.open()
+        self.switch_.open()
 
     def on_train_end(self, args: Any, state: Any, control: Any, **_: Any) -> None:
         """Close the room."""
-        self._switch.close()
-
-    def close(self) -> None:
-        """Close a room that an error of `train()` left open."""
-        self._switch.close(RuntimeError("the training ended with an error"))
+        self.switch_.close()

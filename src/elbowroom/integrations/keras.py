@@ -16,12 +16,11 @@ from typing import Any, Unpack, final
 from keras import backend, callbacks  # pyright: ignore[reportMissingImports]
 
 from elbowroom.errors import UsageError
-from elbowroom.integrations.room_switch import RoomSwitch, WithinOptions
-from elbowroom.run.room import Room
+from elbowroom.integrations.room_switch import RoomCallback, WithinOptions
 
 
 @final
-class KerasRoom(callbacks.Callback):
+class KerasRoom(RoomCallback, callbacks.Callback):
     """Trains within a budget, from the beginning of `fit` to its end, validation and checkpoints included.
 
     Args:
@@ -38,26 +37,16 @@ class KerasRoom(callbacks.Callback):
                 f"KerasRoom: given Keras on {backend.backend()}; allowed is torch; set KERAS_BACKEND=torch before "
                 "keras is imported"
             )
-        super().__init__()
-        self._switch = RoomSwitch(budget, options)
-
-    @property
-    def room(self) -> Room | None:
-        """The room of the training that goes on, or else of the last one."""
-        return self._switch.room
+        super().__init__(budget, **options)
 
     def on_train_begin(self, logs: Any = None) -> None:
         """Open a room."""
-        self._switch.open()
+        self.switch_.open()
 
     def on_train_batch_end(self, batch: Any, logs: Any = None) -> None:
         """End a step."""
-        self._switch.end_step()
+        self.switch_.end_step()
 
     def on_train_end(self, logs: Any = None) -> None:
         """Close the room."""
-        self._switch.close()
-
-    def close(self) -> None:
-        """Close a room that an error of `fit` left open."""
-        self._switch.close(RuntimeError("the training ended with an error"))
+        self.switch_.close()

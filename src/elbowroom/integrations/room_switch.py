@@ -5,7 +5,7 @@ from __future__ import annotations
 import atexit
 import os
 from contextlib import AbstractContextManager
-from typing import cast, final
+from typing import Unpack, cast, final
 
 import torch
 
@@ -108,3 +108,28 @@ class RoomSwitch:
         """End a step of the training here, if a room is open."""
         if self._inside is not None and self.room is not None:
             self.room.end_step()
+
+
+class RoomCallback:
+    """Base of the callbacks: a switch, and what every callback offers. It stands before the library's own base.
+
+    Args:
+        budget: see `elbowroom.within`.
+        options: its other arguments.
+
+    Raises:
+        UsageError: an argument is not allowed.
+    """
+
+    def __init__(self, budget: str | int | None = None, **options: Unpack[WithinOptions]) -> None:
+        super().__init__()
+        self.switch_ = RoomSwitch(budget, options)  # a name that ends so is no parameter of a search over grids
+
+    @property
+    def room(self) -> Room | None:
+        """The room of the training that goes on, or else of the last one."""
+        return self.switch_.room
+
+    def close(self) -> None:
+        """Close a room that an error of the training left open."""
+        self.switch_.close(RuntimeError("the training ended with an error"))

@@ -188,6 +188,10 @@ class EqualSteps:
     due: list[_Due]
     events: _StepEvents
 
+    def most_reserved(self, steps: int) -> int:
+        """Return the most bytes reserved in some of the steps, without a limit."""
+        return self._read(self._replayed(None, steps)).most_reserved
+
     def played(self, limit_bytes: int | None = None) -> Played:
         """Return the last of the steps; where an allocation does not fit, the step goes on without it."""
         return self._read(self._replayed(limit_bytes, self.count))
@@ -196,10 +200,6 @@ class EqualSteps:
         """Return the last of the steps; None if they do not fit below a limit of the allocator."""
         found = self._replayed(limit_bytes, self.count, all_fit=True)
         return None if found.device.log.failed else self._read(found)
-
-    def most_reserved(self, steps: int) -> int:
-        """Return the most bytes reserved in some of the steps, without a limit."""
-        return self._read(self._replayed(None, steps)).most_reserved
 
     def fit(self, limit_bytes: int) -> bool:
         """Whether the steps fit below a limit of the allocator."""

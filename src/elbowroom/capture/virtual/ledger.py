@@ -9,6 +9,7 @@ import threading
 import weakref
 from collections.abc import Callable, Iterable, Iterator
 from dataclasses import replace
+from itertools import accumulate
 from typing import final
 
 import torch
@@ -191,7 +192,8 @@ class Ledger:
         """
         early = {storage for op, storage, size_bytes in self.events if size_bytes > 0 and op < first_op}
         kept = [op != end_op - 1 or size_bytes > 0 or storage not in early for op, storage, size_bytes in self.events]
-        self.empties = [sum(kept[:place]) for place in self.empties]
+        places = [0, *accumulate(kept)]
+        self.empties = [places[place] for place in self.empties]
         self.events = [event for event, is_kept in zip(self.events, kept, strict=True) if is_kept]
 
     def _died(self, watch: weakref.ref[torch.UntypedStorage]) -> None:

@@ -94,7 +94,7 @@ def plan_turn(folder: Path, key: str) -> Generator[PlanTurn]:
         yield PlanTurn(key, None if waited is None else file, asked_s=asked_s, waited=bool(waited))
     finally:
         if file is not None:
-            os.close(file)
+            _give_up(file)
 
 
 def _opened(path: Path) -> int | None:
@@ -103,6 +103,14 @@ def _opened(path: Path) -> int | None:
             path.parent.mkdir(parents=True, exist_ok=True)
             return os.open(path, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)
     return None
+
+
+def _give_up(file: int) -> None:
+    """Give up the lock of a file. A child of a fork meanwhile has the file open too, and closing it is not enough."""
+    with suppress(OSError):
+        if fcntl is not None:
+            fcntl.flock(file, fcntl.LOCK_UN)
+    os.close(file)
 
 
 def _taken(file: int | None) -> bool | None:

@@ -5,13 +5,12 @@ from __future__ import annotations
 import sys
 from collections.abc import Iterator
 from contextlib import contextmanager
-from typing import Any, TypeVar, final
+from typing import Any, final
 
 import torch
 
 from elbowroom.capture.virtual.ledger import Ledger
 
-Model = TypeVar("Model", bound=torch.nn.Module)
 Change = tuple[Any, str, Any]
 PLACES = ("elbowroom", "elbowroom.run")
 SAID = "elbowroom.within (estimated is what the training takes without a budget)"
@@ -37,7 +36,7 @@ class Unmanaged:
     def __init__(self, device: str | torch.device | None = None) -> None:
         self._device = device or ("cuda" if torch.cuda.is_available() else "cpu")
 
-    def place(self, model: Model) -> Model:
+    def place(self, model: torch.nn.Module) -> torch.nn.Module:
         """Move a model to the device, where all of it stays."""
         return model.to(self._device)
 
