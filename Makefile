@@ -6,7 +6,7 @@
 # make fuzz    random traces, machines and budgets by the thousand: planners and simulator beside slow, obvious ones;
 #              with FUZZ_ARGS="--of trainings" random trainings within budgets, beside plain ones
 # make test-zoo   a quarter of an hour more: models of MONAI and transformers under elbowroom; ZOO=zoo,timm adds those of timm
-# make test-integrations   half an hour more: Hugging Face, TRL, Accelerate, Lightning, Keras, skorch, MONAI and Ray
+# make test-integrations   ten minutes more: Hugging Face, TRL, Accelerate, Lightning, Keras, skorch, MONAI and Ray
 #              within a budget, each with the bits of plain training; INTEGRATIONS=integrations,fastai adds fastai
 # make docs    the site, in site/; a warning is an error
 # make docs-check     runs every code block of README, docs/json.md and the tutorials and compares what they print, some
