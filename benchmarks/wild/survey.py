@@ -20,8 +20,6 @@ RETRIES = 4
 """Each kind of step names a least of its own: a user goes on with the next one."""
 ENDED = (0, 3)
 """Exit codes of a run whose script ended well; with 3 more than the budget was held, which is said."""
-_LEAST = re.compile(r"(?:least|at least|needs)[^\n]{0,80}?([\d.]+) ?(B|KiB|MiB|GiB)\b")
-_UNITS = {"B": 1, "KiB": 1 << 10, "MiB": 1 << 20, "GiB": 1 << 30}
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -161,19 +159,13 @@ def _within_budgets(survey: Survey, script: Script, alone: tuple[Done, list[list
         row, _ = _within(survey, script, alone, str(budget_bytes))
         refused = {"budget_bytes": budget_bytes, "said": row.get("said", [])}
         for _ in range(RETRIES):
-            least = _least_bytes(row, int(row["budget"])) if row["exit_code"] not in ENDED else None
-            if least is None:
+            least = row["figures"].get("least_feasible_bytes", 0)
+            if row["exit_code"] in ENDED or least <= int(row["budget"]):
                 break
             tried = next((each for each in rows if each["budget"] == str(least)), None)
             row = {**(tried or _within(survey, script, alone, str(least))[0]), "refused": refused}
         rows.append({**row, "share": share})
     return rows
-
-
-def _least_bytes(row: dict[str, Any], budget_bytes: int) -> int | None:
-    named = [float(n) * _UNITS[unit] for n, unit in _LEAST.findall("\n".join(row.get("said", [])))]
-    larger = [size for size in named if size > budget_bytes]
-    return int(min(larger) * 1.01) if larger else None  # it is shown to one decimal
 
 
 def _within(

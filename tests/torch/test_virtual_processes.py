@@ -99,6 +99,33 @@ def test_the_first_of_the_processes_that_a_script_makes_itself_trains_here_once_
     assert sum("processes" in name for _, name in on.ledger.remarks) == (size > 1)
 
 
+def _reads(queue: Any, read: Any, weights: torch.Tensor) -> None:
+    batch = torch.zeros(1024, 512)
+    batch[0] = 3.0
+    queue.put((batch, int(batch.sum()), weights[:16]))
+    read.wait()  # as torch has it: who shares a tensor lives until it is read
+
+
+@pytest.mark.filterwarnings("ignore:.*multi-threaded:DeprecationWarning")
+def test_a_forked_worker_sends_batches_with_their_values_and_tensors_without_bytes() -> None:
+    # given a worker of a queue, and weights of the host that have no bytes, as they are large
+    fork = multiprocessing.get_context("fork")
+    with VirtualDevice(H100, None):
+        weights, queue, read = torch.zeros(1024, 512), fork.Queue(), fork.Event()
+        worker = fork.Process(target=_reads, args=(queue, read, weights), daemon=True)
+        worker.start()
+
+        # when it makes a batch as large
+        batch, total, part = queue.get(timeout=60)
+        read.set()
+        worker.join()
+
+        # then the batch has its bytes, and both get on the GPU
+        assert total == int(batch.sum()) == 3 * 512
+        assert (part.shape, part.stride()) == (torch.Size([16, 512]), (512, 1))
+        assert [each.cuda().is_cuda for each in (batch, part)] == [True, True]
+
+
 DONE: list[int] = []
 
 

@@ -133,7 +133,7 @@ class VirtualDevice:
         self._mode = VirtualMode(self.ledger, self.settings, SPECIALS, routing.ROUTES)
         self._roots: dict[int, weakref.ref[torch.nn.Module]] = {}
         self.repeats = Repeats(self._mode, self._root)
-        self.started = Started(self.ledger, lambda: not self.steps_seen and not self.host_steps)
+        self.started = Started(self.ledger, lambda: not self.steps_seen and not self.host_steps, self._mode.forked)
         self.groups = Groups(self._mode, job)
         self._parts = PartsWatch(self._optimizer_starts, min_size_bytes, self._part_begins, self._part_ends)
         self._min_size_bytes = min_size_bytes or 0

@@ -10,6 +10,7 @@ import sys
 import threading
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextlib import contextmanager
+from dataclasses import replace
 from typing import Any, final
 
 import torch
@@ -202,6 +203,10 @@ class VirtualMode(DispatchMode):
             if func not in self._taken_apart:
                 self.values.follow(func, args, kwargs, made, self.path)
             return made
+
+    def forked(self) -> None:
+        """Give what is made on the host its bytes: a worker that reads data makes the values of its batches."""
+        self.settings = replace(self.settings, fake_host=False)
 
     def item(self, tensor: torch.Tensor) -> Any:
         """Return the number in a tensor for C++ that bypasses modes, as `torch.tensor([x, y])` of cuda tensors does."""

@@ -1,15 +1,18 @@
 """Pickling: virtual tensors in files: pickle, torch.save and torch.load keep everything of a tensor but its bytes.
 
 A storage is written once, as its size and its device, for all tensors that share it. Loading makes a new storage on
-that device, or on that of `map_location`. On the GPU that is an allocation, as in a real run.
+that device, or on that of `map_location`. On the GPU that is an allocation, as in a real run. Queues and pipes between
+processes do the same: what has no bytes cannot be shared, and real tensors are shared as ever.
 """
 
 from __future__ import annotations
 
 import functools
+import pickle
 import weakref
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from contextvars import ContextVar
+from multiprocessing.reduction import ForkingPickler
 from typing import Any, Self, final
 
 import torch
@@ -185,6 +188,16 @@ def _rebuilt(storage: Any, *layout: Any) -> torch.Tensor:
 _storage_to: Any = torch.UntypedStorage.to
 
 
+def _sent() -> dict[type, Callable[[Any], Any]]:
+    """Return how objects are pickled for another process: torch would share a storage that is not there."""
+    known: dict[type, Callable[[Any], Any]] = vars(ForkingPickler)["_extra_reducers"]
+
+    def of_tensors(share: Callable[[Any], Any]) -> Callable[[Any], Any]:
+        return lambda tensor: share(tensor) if home_of(tensor) is None else _reduced(tensor, pickle.HIGHEST_PROTOCOL)
+
+    return {kind: of_tensors(known[kind]) if issubclass(kind, torch.Tensor) else known[kind] for kind in known}
+
+
 def changes(ledger: Ledger) -> list[tuple[Any, str, Any]]:
     """Return the changes of torch while the device is on."""
     load = torch.load
@@ -204,6 +217,7 @@ def changes(ledger: Ledger) -> list[tuple[Any, str, Any]]:
         (torch.UntypedStorage, "cuda", _to_cuda),
         rebuild_change(_rebuilt),
         (torch.Tensor, REDUCE_TENSOR, _reduced),
+        (ForkingPickler, "_extra_reducers", _sent()),
         (torch, "load", loaded),
         (torch.serialization, "load", loaded),
     ]

@@ -70,18 +70,20 @@ class Started:
     Args:
         ledger: gets the remark that there are others.
         idle: returns whether nothing was trained yet.
+        forked: called in a process that was forked from this one, before its work.
     """
 
-    def __init__(self, ledger: Ledger, idle: Callable[[], bool]) -> None:
+    def __init__(self, ledger: Ledger, idle: Callable[[], bool], forked: Callable[[], None]) -> None:
         self._ledger = ledger
         self._idle = idle
+        self._forked = forked
         self._process = os.getpid()
         self._own: list[tuple[multiprocessing.process.BaseProcess, Callable[[], Any]]] = []
 
     def changes(self) -> list[Change]:
         """Return the patches of Python."""
         kind: Any = multiprocessing.process.BaseProcess
-        start, join = kind.start, kind.join
+        start, join, begin = kind.start, kind.join, kind._bootstrap
 
         @functools.wraps(start)
         def started(process: Any) -> None:
@@ -98,7 +100,12 @@ class Started:
                     self.carry_out()
             join(process, timeout)
 
-        return [(kind, "start", started), (kind, "join", joined)]
+        @functools.wraps(begin)
+        def begun(process: Any, *args: Any, **how: Any) -> Any:
+            self._forked()
+            return begin(process, *args, **how)
+
+        return [(kind, "start", started), (kind, "join", joined), (kind, "_bootstrap", begun)]
 
     def carry_out(self) -> None:
         """Do the work of the first process here, if nothing was trained."""
