@@ -1,7 +1,8 @@
-"""Ctrl-C is one short line and exit code 130, whatever the command was doing."""
+"""Ctrl-C is one short line and exit code 130, whatever the command was doing; a run says what its steps held."""
 
 from __future__ import annotations
 
+import json
 from pathlib import Path
 from typing import Any
 
@@ -42,3 +43,33 @@ def test_an_interrupt_is_one_line_and_its_exit_code(
     assert code == 130
     assert capsys.readouterr().err.splitlines()[-1] == "elbowroom: interrupted"
     assert len(capsys.readouterr().err.splitlines()) < 3
+
+
+STEPS = """
+import torch
+
+net = torch.nn.Linear(64, 1)
+optimizer = torch.optim.SGD(net.parameters(), 0.1)
+for _ in range(4):
+    net(torch.randn(8, 64)).square().mean().backward()
+    optimizer.step()
+"""
+
+
+@pytest.mark.parametrize(("end", "code"), [("KeyboardInterrupt", 130), ("ValueError('bad data')", 1)])
+def test_a_run_that_does_not_end_by_itself_says_what_its_steps_held(
+    end: str, code: int, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    script, figures, report = (tmp_path / name for name in ("train.py", "figures.json", "run.html"))
+    script.write_text(f"{STEPS}raise {end}\n")
+
+    words = ["--json", str(figures), "--report", str(report)]
+    assert main(["run", "--budget", "1GiB", "--no-check", *words, str(script)]) == code
+
+    said = capsys.readouterr().err
+    assert "it fits, nothing is moved (3 steps)" in said  # the last one is not over
+    assert ("elbowroom: interrupted" in said) == (code == 130)
+    answer = json.loads(figures.read_text())
+    assert answer["exit_code"] == code
+    assert answer["schema"] == ("elbowroom.answer.run" if code == 130 else "elbowroom.answer.error")
+    assert report.exists() == (code == 130)

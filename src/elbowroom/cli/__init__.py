@@ -17,6 +17,7 @@ from elbowroom.cli import (
     estimate_verb,
     failures,
     largest_verb,
+    launch,
     launchers,
     machine_verb,
     plan_verb,
@@ -34,9 +35,6 @@ VERBS = (estimate_verb, largest_verb, plan_verb, run_verb, report_verb, machine_
 
 WITH_SCRIPT_ARGUMENTS = ("estimate", "largest", "plan")
 """Verbs that take a script's own words after --."""
-
-INTERRUPTED = 130
-"""Exit code after Ctrl-C, as in a shell: 128 plus the number of the signal."""
 
 
 def main(argv: Sequence[str] | None = None) -> int:
@@ -57,7 +55,7 @@ def main(argv: Sequence[str] | None = None) -> int:
         return failures.refused(problem, given, arguments)
     except KeyboardInterrupt:
         print("\nelbowroom: interrupted", file=sys.stderr)
-        return INTERRUPTED
+        return launch.INTERRUPTED
     except BrokenPipeError:
         # The reader of standard output went away (as `head` does): not an error, and nothing more to write.
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())

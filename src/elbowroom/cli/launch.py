@@ -18,6 +18,8 @@ from elbowroom.cli.failures import error_of, how_to_report
 from elbowroom.errors import ElbowroomError, UsageError
 from elbowroom.files.record_files import why_no_file
 
+INTERRUPTED = 130
+"""Exit code after Ctrl-C, as in a shell: 128 plus the number of the signal."""
 SCRIPT = "ScriptError"
 """Type, in JSON, of an error of the script."""
 
@@ -82,7 +84,7 @@ class ScriptEnd:
 
 @contextmanager
 def as_python_would(command: Command) -> Iterator[ScriptEnd]:
-    """Set sys.argv and sys.path for a script; turn its uncaught errors into an outcome.
+    """Set sys.argv and sys.path for a script; turn its uncaught errors, and Ctrl-C, into an outcome.
 
     Errors of elbowroom go on: the command line has its own way to show them.
     """
@@ -94,6 +96,9 @@ def as_python_would(command: Command) -> Iterator[ScriptEnd]:
         yield outcome
     except ElbowroomError:
         raise
+    except KeyboardInterrupt:
+        outcome.code = INTERRUPTED
+        print("\nelbowroom: interrupted", file=sys.stderr)
     except Exception as problem:  # noqa: BLE001  whatever the script raises, python would show and exit with 1
         outcome.code, outcome.error = 1, error_of(SCRIPT, problem, of_elbowroom=of_elbowroom(problem))
         shown = problem.with_traceback(of_the_script(problem.__traceback__))

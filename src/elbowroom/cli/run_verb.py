@@ -99,10 +99,13 @@ def execute(arguments: argparse.Namespace) -> int:
     code = outcome.exit_code()
     if outcome.error is not None:
         failures.write_error(outcome.error, code, arguments)
-    if outcome.room is None or outcome.error is not None:
+    ended_early = outcome.error is not None or code == launch.INTERRUPTED
+    if outcome.room is None or (ended_early and not outcome.room.steps):
         return code
     sys.stdout.flush()
     print(outcome.room.summary(), file=sys.stderr)
+    if outcome.error is not None:
+        return code
     _say_files(shared)
     not_held = _run_of(outcome.room).over_bytes or _trained_outside(outcome.room, children, command)
     if code == 0 and not_held and not launched_rank().of_many:
