@@ -13,8 +13,8 @@ from torch import Tensor, nn
 from torch.utils.checkpoint import checkpoint
 
 import elbowroom as er
+from elbowroom.capture.mapped_files import of_file
 from elbowroom.capture.virtual import VirtualDevice
-from elbowroom.capture.virtual.mapped_files import of_file
 from elbowroom.capture.virtual.ops.ram_ops import workspace_bytes
 from elbowroom.step.workspaces import without_workspaces
 from elbowroom.trace import Trace
@@ -238,4 +238,22 @@ def test_files_that_are_mapped_into_memory_are_no_memory(tmp_path: Path) -> None
     rows = numpy.memmap(tmp_path / "rows", dtype="float32", mode="w+", shape=(1024, 1024))
     assert of_file(torch.from_numpy(rows)[4:8])
     assert not of_file(torch.zeros(1024, 1024))
+    assert not of_file(torch.from_numpy(numpy.zeros((1024, 1024), "float32")))
     assert not of_file(torch.zeros(1024, 1024).share_memory_())
+
+
+@pytest.mark.parametrize("trains", [False, True])
+def test_weights_of_a_file_are_no_memory_of_a_step_unless_they_are_trained(tmp_path: Path, trains: bool) -> None:
+    # given 4 MiB of weights in a file, as safetensors gives them, and a layer of 4 KiB that is trained
+    numpy.memmap(tmp_path / "weights", dtype="float32", mode="w+", shape=(1024, 1024)).flush()
+
+    def model() -> nn.Module:
+        weights = torch.from_numpy(numpy.memmap(tmp_path / "weights", dtype="float32", mode="c", shape=(1024, 1024)))
+        made = nn.Sequential(nn.Linear(1, 1024), nn.Linear(1024, 1024, bias=False))
+        made[1].weight = nn.Parameter(weights, requires_grad=trains)
+        return made
+
+    # then both a capture and a recording count them, and their gradient, if they are trained
+    for trace in (captured(model, (16, 1)), observed(model, (16, 1))):
+        assert (peak_bytes(trace) >= 2 * 1024 * 4 * KIB) == trains
+        assert (peak_bytes(trace) < 1024 * KIB) == (not trains)

@@ -280,7 +280,7 @@ def _answer(question: Question, machine: Machine) -> Verdict:
         trace = capture_script(question.path, question.arguments, in_parts=True, **how)
     else:
         RamGuard(hard_limits()).stand(alone=True)
-        trace = capture_in_ram(question.path, question.arguments, counts_files=not question.measures_first, **how)
+        trace = capture_in_ram(question.path, question.arguments, **how)
     return verdict_of(trace, machine, question)
 
 

@@ -16,6 +16,7 @@ from typing import Any, final
 
 import torch
 
+from elbowroom.capture.mapped_files import takes_no_memory
 from elbowroom.capture.recording.allocator_layout import EMPTIED, fills
 from elbowroom.capture.recording.cuda_memory import CudaMemory
 from elbowroom.capture.recording.modules import ModulePaths
@@ -301,9 +302,10 @@ def reachable_tensors() -> list[torch.Tensor]:
 
 
 def live_ram_bytes() -> int:
-    """Count the bytes of all storages in RAM that Python can reach."""
-    found = [storage for storage in map(storage_of, reachable_tensors()) if storage is not None]
-    return sum({storage_key(each): each.nbytes() for each in found if each.device.type == "cpu"}.values())
+    """Count the bytes of all storages in RAM that Python can reach, but for files that are not trained."""
+    known = ((tensor, storage_of(tensor)) for tensor in reachable_tensors())
+    in_ram = ((tensor, each) for tensor, each in known if each is not None and each.device.type == "cpu")
+    return sum({storage_key(each): each.nbytes() for tensor, each in in_ram if not takes_no_memory(tensor)}.values())
 
 
 def _timed(happening: Happening) -> Iterator[Happening]:
@@ -319,13 +321,14 @@ def _timed(happening: Happening) -> Iterator[Happening]:
 
 
 def _block(tensor: torch.Tensor, device: torch.device) -> RecordedBlock | None:
-    """Return the block of a tensor; None if it has no bytes of its own on this device."""
+    """Return the block of a tensor, empty if its bytes are a file's; None if this device holds no bytes of it."""
     if tensor.layout is not torch.strided or tensor.device != device:
         return None
     storage = storage_of(tensor)
     if storage is None or not storage.data_ptr():
         return None
-    return RecordedBlock(storage.data_ptr(), storage.nbytes(), dtype_name(tensor.dtype))
+    size_bytes = 0 if takes_no_memory(tensor) else storage.nbytes()
+    return RecordedBlock(storage.data_ptr(), size_bytes, dtype_name(tensor.dtype))
 
 
 def _blocks(found: Iterable[tuple[torch.UntypedStorage, torch.dtype]]) -> tuple[RecordedBlock, ...]:

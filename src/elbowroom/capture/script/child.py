@@ -127,9 +127,7 @@ def _device(order: ScriptOrder, folder: Path) -> VirtualDevice:
         smi.install(folder, target)
     else:
         RamGuard(hard_limits()).stand(alone=True)  # a training waits: the kernel must have no reason to kill
-    device = VirtualDevice(target, steps=order.steps, min_size_bytes=order.min_size_bytes, job=job)
-    device.ledger.counts_files = order.counts_files
-    return device
+    return VirtualDevice(target, steps=order.steps, min_size_bytes=order.min_size_bytes, job=job)
 
 
 def _record(device: VirtualDevice, order: ScriptOrder, folder: Path) -> None:

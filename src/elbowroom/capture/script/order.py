@@ -25,7 +25,6 @@ class ScriptOrder:
         min_size_bytes: as for the virtual device.
         network: whether it may use the network.
         compiled: whether to report what torch.compile saves for backward.
-        counts_files: whether files that are mapped into memory count, where RAM is the device.
         job: rank, ranks and ranks of a computer of the process of a job that it is; empty if it is not said.
         kept: whether the trace is kept for the next capture, so that the child says which files the script read.
     """
@@ -39,7 +38,6 @@ class ScriptOrder:
     min_size_bytes: int | None = None
     network: bool = False
     compiled: bool = False
-    counts_files: bool = True
     job: Sequence[int] = ()
     kept: bool = False
 

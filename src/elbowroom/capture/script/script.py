@@ -161,7 +161,6 @@ def capture_in_ram(
     module: str | None,
     steps: int,
     min_size: int,
-    counts_files: bool,
     kept: bool = False,
 ) -> Trace:
     """Run a training script without numbers as it would train on the CPU: see `capture_script`.
@@ -173,7 +172,6 @@ def capture_in_ram(
         module: instead of a path, a dotted name.
         steps: optimizer steps to record.
         min_size: smaller optimizer states stay.
-        counts_files: whether files that are mapped into memory count.
         kept: as for `capture_script`.
     """
     order = ScriptOrder(
@@ -184,7 +182,6 @@ def capture_in_ram(
         timeout_s=TIMEOUT_S,
         module=module or "",
         min_size_bytes=min_size,
-        counts_files=counts_files,
         kept=kept,
     )
     return without_handed(_captured(order, machine, {}, ChildProgress.of({})))

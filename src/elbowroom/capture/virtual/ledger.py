@@ -17,8 +17,8 @@ from torch.nn.parameter import UninitializedTensorMixin  # pyright: ignore[repor
 
 from elbowroom.capture.drafts import SaveDraft
 from elbowroom.capture.durations.op_line import OpLine
+from elbowroom.capture.mapped_files import MAPPED, takes_no_memory
 from elbowroom.capture.source_lines import SourceLines
-from elbowroom.capture.virtual.mapped_files import of_file
 from elbowroom.capture.virtual.ops import sparse
 from elbowroom.capture.virtual.torch_cuda.cuda_streams import VirtualStreams
 from elbowroom.capture.virtual.wrappers import is_wrapper, parts_of
@@ -75,8 +75,6 @@ class Ledger:
         asked: values of the GPU that the script read other than its `Facts`, such as "name".
         begins: called before the first storage.
         replayed: called when a CUDA graph is replayed.
-        counts_files: whether files that are mapped into memory count, where RAM is the device. They are no memory of
-            the process: the kernel reads them again.
         allocated_bytes: bytes of live blocks, rounded up as the allocator does.
         peak_bytes: the most of them so far.
     """
@@ -97,7 +95,6 @@ class Ledger:
         self.asked: set[str] = set()
         self.begins: Callable[[], None] | None = None
         self.replayed: Callable[[], None] | None = None
-        self.counts_files = True
         self.allocated_bytes = 0
         self.peak_bytes = 0
         self._lock = threading.RLock()  # a free may come while an allocation is noted, in the same thread too
@@ -105,14 +102,14 @@ class Ledger:
         self._emptied: dict[int, int] = {}
 
     def alloc(self, tensor: torch.Tensor, category: Category = "temporary") -> int | None:
-        """Note the storages of a new tensor; storages that are known already or empty are skipped."""
+        """Note the storages of a new tensor; known and empty ones are skipped, and files that are not trained."""
         if is_wrapper(tensor) or tensor.layout is not torch.strided:
             for part in _with_bytes(tensor):
                 self.alloc(part, category)
             return None
         storage = tensor.untyped_storage()
         key = storage_key(storage)
-        if key in self._live:
+        if key in self._live or (vars(storage).get(MAPPED) and not tensor.requires_grad):
             return None
         size_bytes = storage.nbytes()
         if not size_bytes:
@@ -124,9 +121,8 @@ class Ledger:
     def met(self, tensors: Iterable[torch.Tensor]) -> None:
         """Note the storages of tensors that were made before the device was looked at, or elsewhere."""
         for tensor in tensors:
-            if isinstance(tensor, UninitializedTensorMixin) or (not self.counts_files and of_file(tensor)):
-                continue
-            self.alloc(tensor)
+            if not isinstance(tensor, UninitializedTensorMixin) and not takes_no_memory(tensor):
+                self.alloc(tensor)
 
     def adopt(self, storage: torch.UntypedStorage, number: int) -> None:
         """Note the end of a storage that was noted under this number."""

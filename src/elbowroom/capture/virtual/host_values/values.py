@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING, Any
 
 import torch
 
+from elbowroom.capture.mapped_files import MAPPED, of_file
 from elbowroom.capture.virtual.host_values.known_values import KnownValues
 from elbowroom.capture.virtual.ops import compressed, dependent_shapes, nested, recurrent
 from elbowroom.capture.virtual.tensor import CPU, is_virtual, meta_like, virtual
@@ -211,6 +212,8 @@ def _on_stream(_mode: VirtualMode, _func: Any, _args: Args, _kwargs: Kwargs) -> 
 def as_virtual_cpu(tensor: torch.Tensor) -> torch.Tensor:
     """Return a real CPU tensor without its bytes; the value of a small one is known."""
     made = virtual(meta_like(tensor), CPU)
+    if of_file(tensor):
+        vars(made.untyped_storage())[MAPPED] = True
     if KnownValues.current is not None:
         KnownValues.current.alias(made, tensor.detach())
     return made

@@ -1,4 +1,9 @@
-"""Mapped files: tensors whose bytes are a file on a disk, as `numpy.memmap` and `torch.load(mmap=True)` give them."""
+"""Mapped files: tensors whose bytes are a file on a disk.
+
+So are those of `numpy.memmap`, of `torch.load(mmap=True)`, and the weights that transformers reads from safetensors.
+They are no memory of the process, unless they are trained: the kernel drops their pages and reads them again. Trained
+ones are copied page by page as they are written.
+"""
 
 from __future__ import annotations
 
@@ -14,6 +19,11 @@ MAPPED = "_elbowroom_mapped"
 """Attribute of a storage that says whether a file was found under it."""
 
 
+def takes_no_memory(tensor: torch.Tensor) -> bool:
+    """Return whether the bytes of a tensor are those of a file, and it is not trained."""
+    return not tensor.requires_grad and of_file(tensor)
+
+
 def of_file(tensor: torch.Tensor) -> bool:
     """Return whether the bytes of a tensor are those of a file that is mapped into memory."""
     if tensor.layout is not torch.strided or tensor.device.type != "cpu":
@@ -23,7 +33,7 @@ def of_file(tensor: torch.Tensor) -> bool:
         return False
     known = vars(storage).get(MAPPED)
     if known is None:
-        known = vars(storage)[MAPPED] = _is_mapped(storage.data_ptr())
+        known = vars(storage)[MAPPED] = not storage.resizable() and _is_mapped(storage.data_ptr())
     return known
 
 
