@@ -37,7 +37,7 @@ def main() -> None:
     given = _arguments()
     path = Path(given.out) if given.out else result_path(RESULTS, "planning")
     result: dict[str, Any] = json.loads(path.read_text()) if path.exists() else {"pairs": {}}
-    result |= {"case": "planning", "simulated": True, "time_limit_s": given.limit, **facts()}
+    result |= {"case": "planning", "simulated": True, **facts()}
     for case in given.case or PAIRS:
         for gpu in given.machine or PAIRS[case]:
             trace, machine = trace_of(case, gpu, given.traces, in_parts=True), roomy(gpu)
@@ -49,6 +49,7 @@ def main() -> None:
                 "words": CASES[case].words,
                 "settings": dict(CASES[case].settings),
                 "commit": commit(),
+                "time_limit_s": given.limit,
                 "trace_id": trace.id,
                 "ops": trace.steps[-1].end_op - trace.steps[-1].first_op,
                 "saves": sum(save.saved_at >= trace.steps[-1].first_op for save in trace.saves),
