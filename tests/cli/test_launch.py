@@ -102,14 +102,17 @@ def test_a_syntax_error_is_shown_as_python_shows_it(tmp_path: Path, capsys: pyte
     assert "launch.py" not in said
 
 
-def test_errors_of_elbowroom_and_interrupts_go_on(tmp_path: Path) -> None:
+def test_errors_of_elbowroom_go_on(tmp_path: Path) -> None:
     infeasible = (
         "from elbowroom.errors import Infeasible\nraise Infeasible('x', budget_bytes=1, least_feasible_bytes=2)"
     )
     with pytest.raises(Infeasible):
         launched(script(tmp_path, infeasible))
-    with pytest.raises(KeyboardInterrupt):
-        launched(script(tmp_path, "raise KeyboardInterrupt"))
+
+
+def test_an_interrupt_is_an_end_of_the_script(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    assert launched(script(tmp_path, "raise KeyboardInterrupt")).exit_code() == 130
+    assert capsys.readouterr().err == "\nelbowroom: interrupted\n"
 
 
 def test_a_command_is_what_follows_the_options(tmp_path: Path) -> None:
