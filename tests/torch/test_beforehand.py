@@ -17,11 +17,8 @@ from elbowroom.capture.steady import as_run
 from elbowroom.run.beforehand import Child, Question, Verdict, verdict_of
 from elbowroom.run.room import run_of
 from elbowroom.step.last_step import last_step
-from elbowroom.step.workspaces import without_workspaces
 from elbowroom.trace import Remark
 from tests.fakecuda.within_models import MODELS
-from tests.torch.test_virtual_ram import captured as captured_in_ram
-from tests.torch.test_virtual_ram import convolutions
 
 pytestmark = pytest.mark.long
 
@@ -169,19 +166,6 @@ def test_a_budget_that_is_too_small_on_the_cpu_is_refused_by_a_step_that_confirm
     assert verdict.refuses
     assert not verdict.sure
     assert 8 * MIB < verdict.least_feasible_bytes < 32 * MIB
-
-
-def test_a_budget_that_only_workspaces_exceed_begins_with_a_plan_that_leaves_them_out() -> None:
-    # given convolutions, and the least budget of a plan that knows nothing of their workspaces
-    trace = captured_in_ram(convolutions, (4, 3, 64, 64))
-    assert without_workspaces(trace) != trace
-    asked = replace(QUESTION, allow=("swap",), min_size_bytes=2**14)
-    least_bytes = verdict_of(without_workspaces(trace), RAM, asked).least_feasible_bytes
-
-    # when that is the budget, then there is a plan, as without one the first step would hold far more
-    verdict = verdict_of(trace, RAM, replace(asked, budget_bytes=least_bytes))
-    assert verdict.course is not None, verdict.why
-    assert verdict.course.peak_bytes <= least_bytes
 
 
 @pytest.mark.parametrize(

@@ -316,7 +316,7 @@ def _planned(verdict: Verdict, trace: Trace, machine: Machine, question: Questio
         request = _request(each, replace(machine, allocator=allocator), question)
         try:
             course = kept_or_planned(request)
-            if question.measures_first:
+            if question.measures_first or (refused and allocator == "exact"):
                 return Verdict(why="what its ops need besides their results may not fit, which a step has to show")
             return replace(verdict, course=course, trace=each, allocator=allocator)
         except Infeasible as problem:
