@@ -159,11 +159,11 @@ def _within_budgets(survey: Survey, script: Script, alone: tuple[Done, list[list
         row, _ = _within(survey, script, alone, str(budget_bytes))
         refused = {"budget_bytes": budget_bytes, "said": row.get("said", [])}
         for _ in range(RETRIES):
-            least = row["figures"].get("least_feasible_bytes", 0)
-            if row["exit_code"] in ENDED or least <= int(row["budget"]):
+            least_bytes = row["figures"].get("least_feasible_bytes", 0)
+            if row["exit_code"] in ENDED or least_bytes <= int(row["budget"]):
                 break
-            tried = next((each for each in rows if each["budget"] == str(least)), None)
-            row = {**(tried or _within(survey, script, alone, str(least))[0]), "refused": refused}
+            tried = next((each for each in rows if each["budget"] == str(least_bytes)), None)
+            row = {**(tried or _within(survey, script, alone, str(least_bytes))[0]), "refused": refused}
         rows.append({**row, "share": share})
     return rows
 

@@ -14,6 +14,7 @@ from torch.utils.checkpoint import checkpoint
 
 import elbowroom as er
 from elbowroom.capture.mapped_files import of_file
+from elbowroom.capture.recording.recorder import Recorder
 from elbowroom.capture.virtual import VirtualDevice
 from elbowroom.capture.virtual.ops.ram_ops import workspace_bytes
 from elbowroom.step.workspaces import without_workspaces
@@ -257,3 +258,18 @@ def test_weights_of_a_file_are_no_memory_of_a_step_unless_they_are_trained(tmp_p
     for trace in (captured(model, (16, 1)), observed(model, (16, 1))):
         assert (peak_bytes(trace) >= 2 * 1024 * 4 * KIB) == trains
         assert (peak_bytes(trace) < 1024 * KIB) == (not trains)
+
+
+@pytest.mark.parametrize("order", [(0, 1), (1, 0)])
+def test_a_file_counts_if_one_of_the_tensors_on_it_is_trained_whichever_is_met_first(
+    tmp_path: Path, order: tuple[int, int]
+) -> None:
+    weights = torch.from_numpy(numpy.memmap(tmp_path / "weights", dtype="float32", mode="w+", shape=(1024, 1024)))
+    tensors = (weights, nn.Parameter(weights))
+    recorder = Recorder(lambda _: None, torch.device("cpu"))
+
+    recorder.start(tensors=[tensors[place] for place in order])
+    recording = recorder.stop()
+
+    exists = next(note for note in recording.notes if note.what == "exists")
+    assert [block.size_bytes for block in exists.blocks] == [4 * 1024 * KIB]

@@ -1,8 +1,8 @@
 """Mapped files: tensors whose bytes are a file on a disk.
 
-So are those of `numpy.memmap`, of `torch.load(mmap=True)`, and the weights that transformers reads from safetensors.
-They are no memory of the process, unless they are trained: the kernel drops their pages and reads them again. Trained
-ones are copied page by page as they are written.
+`numpy.memmap` and `torch.load(mmap=True)` give such tensors, and transformers reads weights from safetensors so. They
+are no memory of the process, unless they are trained: the kernel drops their pages and reads them again. Trained ones
+are copied page by page as they are written.
 """
 
 from __future__ import annotations
@@ -26,15 +26,13 @@ def takes_no_memory(tensor: torch.Tensor) -> bool:
 
 def of_file(tensor: torch.Tensor) -> bool:
     """Return whether the bytes of a tensor are those of a file that is mapped into memory."""
-    if tensor.layout is not torch.strided or tensor.device.type != "cpu":
+    if tensor.layout is not torch.strided:
         return False
     storage = tensor.untyped_storage()
-    if storage.nbytes() < LEAST_BYTES:
-        return False
     known = vars(storage).get(MAPPED)
-    if known is None:
+    if known is None and tensor.device.type == "cpu" and storage.nbytes() >= LEAST_BYTES:
         known = vars(storage)[MAPPED] = not storage.resizable() and _is_mapped(storage.data_ptr())
-    return known
+    return bool(known)
 
 
 def _is_mapped(address: int) -> bool:

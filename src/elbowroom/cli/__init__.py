@@ -17,7 +17,6 @@ from elbowroom.cli import (
     estimate_verb,
     failures,
     largest_verb,
-    launch,
     launchers,
     machine_verb,
     plan_verb,
@@ -54,8 +53,7 @@ def main(argv: Sequence[str] | None = None) -> int:
     except ElbowroomError as problem:
         return failures.refused(problem, given, arguments)
     except KeyboardInterrupt:
-        print("\nelbowroom: interrupted", file=sys.stderr)
-        return launch.INTERRUPTED
+        return failures.interrupted()
     except BrokenPipeError:
         # The reader of standard output went away (as `head` does): not an error, and nothing more to write.
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())

@@ -18,6 +18,8 @@ from elbowroom.version import installed_version
 
 OWN_FAILURE = 2
 """Exit code if elbowroom itself failed: there is no answer."""
+INTERRUPTED = 130
+"""Exit code after Ctrl-C, as in a shell: 128 plus the number of the signal."""
 UNEXPECTED = "UnexpectedError"
 """Type, in JSON, of an error that elbowroom has no name for."""
 
@@ -26,6 +28,12 @@ def say(problem: ElbowroomError) -> int:
     """Say on standard error why there is no answer; return the exit code."""
     print(f"elbowroom: {printable(str(problem))}", file=sys.stderr)
     return problem.exit_code
+
+
+def interrupted() -> int:
+    """Say on standard error that Ctrl-C ended the command; return the exit code."""
+    print("\nelbowroom: interrupted", file=sys.stderr)
+    return INTERRUPTED
 
 
 def refused(problem: ElbowroomError, words: Sequence[str], arguments: argparse.Namespace | None) -> int:

@@ -14,12 +14,10 @@ from typing import Any
 
 from elbowroom.capture.script.script_errors import of_elbowroom
 from elbowroom.cli.answer_types import ErrorFigures
-from elbowroom.cli.failures import error_of, how_to_report
+from elbowroom.cli.failures import error_of, how_to_report, interrupted
 from elbowroom.errors import ElbowroomError, UsageError
 from elbowroom.files.record_files import why_no_file
 
-INTERRUPTED = 130
-"""Exit code after Ctrl-C, as in a shell: 128 plus the number of the signal."""
 SCRIPT = "ScriptError"
 """Type, in JSON, of an error of the script."""
 
@@ -97,8 +95,7 @@ def as_python_would(command: Command) -> Iterator[ScriptEnd]:
     except ElbowroomError:
         raise
     except KeyboardInterrupt:
-        outcome.code = INTERRUPTED
-        print("\nelbowroom: interrupted", file=sys.stderr)
+        outcome.code = interrupted()
     except Exception as problem:  # noqa: BLE001  whatever the script raises, python would show and exit with 1
         outcome.code, outcome.error = 1, error_of(SCRIPT, problem, of_elbowroom=of_elbowroom(problem))
         shown = problem.with_traceback(of_the_script(problem.__traceback__))

@@ -99,7 +99,7 @@ def execute(arguments: argparse.Namespace) -> int:
     code = outcome.exit_code()
     if outcome.error is not None:
         failures.write_error(outcome.error, code, arguments)
-    ended_early = outcome.error is not None or code == launch.INTERRUPTED
+    ended_early = outcome.error is not None or code == failures.INTERRUPTED
     if outcome.room is None or (ended_early and not outcome.room.steps):
         return code
     sys.stdout.flush()

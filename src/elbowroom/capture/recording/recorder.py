@@ -250,10 +250,12 @@ class Recorder:
         blocks: dict[int, RecordedBlock] = {}
         for tensor in tensors:
             block = _block(tensor, self._device)
-            if block is not None and block.address not in blocks:
-                blocks[block.address] = block
-                if self._device.type == "cpu":  # on other devices the stream has every free
-                    self._watch(tensor.untyped_storage(), Note("died", blocks=(block,)))
+            known = None if block is None else blocks.get(block.address)
+            if block is not None and known is None and self._device.type == "cpu":
+                # on other devices the stream has every free
+                self._watch(tensor.untyped_storage(), Note("died", blocks=(block,)))
+            if block is not None and (known is None or not known.size_bytes):
+                blocks[block.address] = block  # of a file's tensors, one that is trained counts
         if self._device.type == "cuda":
             segments = CudaMemory(self._device).segments()
             dtypes = {address: block.dtype for address, block in blocks.items()}

@@ -17,7 +17,7 @@ from torch.nn.parameter import UninitializedTensorMixin  # pyright: ignore[repor
 
 from elbowroom.capture.drafts import SaveDraft
 from elbowroom.capture.durations.op_line import OpLine
-from elbowroom.capture.mapped_files import MAPPED, takes_no_memory
+from elbowroom.capture.mapped_files import takes_no_memory
 from elbowroom.capture.source_lines import SourceLines
 from elbowroom.capture.virtual.ops import sparse
 from elbowroom.capture.virtual.torch_cuda.cuda_streams import VirtualStreams
@@ -109,7 +109,7 @@ class Ledger:
             return None
         storage = tensor.untyped_storage()
         key = storage_key(storage)
-        if key in self._live or (vars(storage).get(MAPPED) and not tensor.requires_grad):
+        if key in self._live or takes_no_memory(tensor):
             return None
         size_bytes = storage.nbytes()
         if not size_bytes:
@@ -121,7 +121,7 @@ class Ledger:
     def met(self, tensors: Iterable[torch.Tensor]) -> None:
         """Note the storages of tensors that were made before the device was looked at, or elsewhere."""
         for tensor in tensors:
-            if not isinstance(tensor, UninitializedTensorMixin) and not takes_no_memory(tensor):
+            if not isinstance(tensor, UninitializedTensorMixin):
                 self.alloc(tensor)
 
     def adopt(self, storage: torch.UntypedStorage, number: int) -> None:

@@ -62,10 +62,11 @@ class Started:
     """Processes that a script makes and starts by itself, with a function of its own.
 
     Note: [Whose work is done here]
-    They run in other processes, without a virtual device, and cannot write anything. That is enough for workers
-    that read data. The processes are taken to train if nothing was trained here. The script must have ended, or wait
-    for one that has not succeeded. Then they are ended, and the first one's work is done here. Two kinds are never done
-    here: daemons, as most workers are, and functions of libraries, as their workers have.
+    They run in other processes and cannot write anything. One that is spawned has no virtual device. In one that is
+    forked, what is made on the host has its bytes. That is enough for workers that read data. The processes are taken
+    to train if nothing was trained here. The script must have ended, or wait for one that has not succeeded. Then they
+    are ended, and the first one's work is done here. Two kinds are never done here: daemons, as most workers are, and
+    functions of libraries, as their workers have.
 
     Args:
         ledger: gets the remark that there are others.
