@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Hashable
+from collections.abc import Callable, Hashable, Iterable
+from functools import partial
 
 import pytest
 import torch
@@ -16,9 +17,12 @@ from elbowroom.run.room import run_of
 from elbowroom.run.step_kinds import StepKind
 from tests.torch.helpers import (
     MIN_SIZE_BYTES,
+    Setup,
     Training,
     assert_equal,
     assert_swapped,
+    mean_square,
+    mlp,
     needs,
     ordinary,
     train,
@@ -64,10 +68,10 @@ def test_a_budget_is_met_that_only_holds_where_storages_go_between_two_ticks() -
     assert room.simulated.peak_allocated_bytes <= least - TENSOR_BYTES
 
 
-def refused_at(budget_bytes: int) -> int:
+def refused_at(budget_bytes: int, setup: Setup = waves) -> int:
     """What is then named as the least. The error itself would keep the frames of the training alive."""
     try:
-        train_within(waves, budget=budget_bytes)
+        train_within(setup, budget=budget_bytes)
     except er.Infeasible as problem:
         return problem.least_feasible_bytes
     raise AssertionError("a training fits into less than the least")
@@ -136,3 +140,41 @@ def test_a_plan_that_reserved_more_than_its_budget_is_made_again_for_less(monkey
     assert len(again) == 1
     assert planned[-1] <= again[0] - 3 * 2**20
     assert [step.mismatches for step in room.steps] == [0] * 9
+
+
+def with_states(make: Callable[[Iterable[nn.Parameter]], torch.optim.Optimizer]) -> Setup:
+    """A training whose optimizer has states, and whose gradients are let go before each backward."""
+
+    def setup() -> Training:
+        model, x = mlp(width=256), torch.randn(64, 256)
+        optimizer = make(model.parameters())
+
+        def step(_: int) -> Tensor:
+            optimizer.zero_grad()
+            loss = mean_square(model(x))
+            loss.backward()
+            optimizer.step()
+            return loss
+
+        return Training(step, [model], [optimizer])
+
+    return setup
+
+
+@pytest.mark.parametrize(
+    "make",
+    [partial(torch.optim.SGD, lr=0.1, momentum=0.9), torch.optim.AdamW, partial(torch.optim.Adam, foreach=True)],
+    ids=["momentum", "AdamW", "foreach"],
+)
+def test_the_least_that_is_named_is_held_from_the_first_step_on(
+    make: Callable[[Iterable[nn.Parameter]], torch.optim.Optimizer],
+) -> None:
+    # given what is named once states exist, and gradients were seen to be let go
+    setup = with_states(make)
+    named = refused_at(1, setup)
+    # when
+    outcome, room = train_within(setup, budget=named)
+    # then
+    assert_equal(outcome, train(setup))
+    assert room.steps[-1].mode == "plan"
+    assert run_of(room).kinds.measured_peak_bytes <= named + MIN_SIZE_BYTES, "in observed steps too"

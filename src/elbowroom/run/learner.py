@@ -393,7 +393,10 @@ class Learner:
             self.met_kinds.learnt(key, known)
             return known
 
-        work = partial(first_plan, self._question(key, trace))
+        question = self._question(key, trace)
+        if first and self.in_parts:  # the next step shows how long gradients live: so it explores with them away
+            question = replace(question, may_explore=False)
+        work = partial(first_plan, question)
         return self._background.make(key, work, apply, (trace,))
 
     def _has_no_room(self, key: Hashable, what: str) -> None:

@@ -191,7 +191,8 @@ class TrainingRun(RunFigures, Director, Conductor):
             self._running = False
             self._room.close()
             self._executor.make_room = no_room
-            LOGGER.info("elbowroom: a run ended after %d steps; passed: %s", self._steps_ended, dict(self.passed))
+            stayed = dict(self.passed)
+            LOGGER.debug("a run ended after %d steps; saved tensors that stay: %s", self._steps_ended, stayed)
             self._limit.lift()
             self._learner.layers.close()
             self._learner.close()

@@ -427,8 +427,9 @@ def exploring(request: CourseRequest) -> Course | None:
     trace, machine, asked = request.trace, request.machine, request.asked
     if asked.planner is not None or "swap" not in asked.allow:
         return None
-    moves_all = "parameter" in asked.allow  # a step that has all of them on the device may be too large for it
-    allow: tuple[Means, ...] = ("swap", *(each for each in OF_STATES if each in asked.allow and moves_all))
+    # all of them may be too much for the device
+    of_states: tuple[Means, ...] = tuple(each for each in OF_STATES if each in asked.allow)
+    allow: tuple[Means, ...] = ("swap", *of_states)
     of_saves = replace(request.within(machine.tiers[0].capacity_bytes), asked=replace(asked, allow=allow))
     try:
         made = _everything(replace(of_saves, judge=any_recompute))
@@ -437,7 +438,7 @@ def exploring(request: CourseRequest) -> Course | None:
     step = last_step(trace)
     moves = moves_of_plan(step, made)
     peak_bytes = int(need(step, moves).max())
-    if moves_all:
+    if of_states:
         waiting = early_waits(step, moves, tiers_of_plan(step, made, moves), None, before_idle=True)
         return Course(plan=made, waiting=waiting, peak_bytes=peak_bytes)
     return Course(plan=made, waiting=waits_at_saves(step, moves), peak_bytes=peak_bytes)
