@@ -178,3 +178,36 @@ def test_the_least_that_is_named_is_held_from_the_first_step_on(
     assert_equal(outcome, train(setup))
     assert room.steps[-1].mode == "plan"
     assert run_of(room).kinds.measured_peak_bytes <= named + MIN_SIZE_BYTES, "in observed steps too"
+
+
+def in_turn() -> Training:
+    """Two models with an optimizer each, the smaller one first, that train in turn: steps of two kinds."""
+    models = [mlp(width=128), mlp(width=256)]
+    batches = [torch.randn(64, 128), torch.randn(64, 256)]
+    optimizers = [torch.optim.Adam(each.parameters()) for each in models]
+
+    def step(number: int) -> Tensor:
+        turn = number % 2
+        optimizers[turn].zero_grad()
+        loss = mean_square(models[turn](batches[turn]))
+        loss.backward()
+        optimizers[turn].step()
+        return loss
+
+    return Training(step, models, optimizers)
+
+
+def test_states_of_an_optimizer_that_first_steps_later_count_in_the_plans_of_before() -> None:
+    # given a budget that each kind of step meets by itself, once those of the other have been refused
+    steps, budget = 10, refused_at(1, in_turn)
+    for _ in range(2):
+        try:
+            train_within(in_turn, steps, budget)
+            break
+        except er.Infeasible as problem:
+            budget = problem.least_feasible_bytes
+    # when
+    outcome, room = train_within(in_turn, steps, budget)
+    # then
+    assert_equal(outcome, train(in_turn, steps))
+    assert run_of(room).kinds.measured_peak_bytes <= budget + MIN_SIZE_BYTES

@@ -71,6 +71,7 @@ class OptimizerStates:
         self._owners: dict[int, weakref.ref[torch.optim.Optimizer]] = {}
         self._parts: list[EndedPart] = []
         self._ended: list[EndedPart] = []
+        self._of_steps: list[list[EndedPart]] = []
         self._placed_for: StepPlan | None = None
         self._part = 0
         self._in_turn = InTurn(self._begin_part, self._end_part, self._step_whole)
@@ -97,6 +98,11 @@ class OptimizerStates:
             others = [each for each in self._met if each[0]() not in (None, optimizer)]
             self._met = [*others, (weakref.ref(optimizer), self._executor.stream())]
 
+    @property
+    def optimizers(self) -> int:
+        """Number of optimizers that have stepped, of those that still exist."""
+        return len(self._met)
+
     def rest(self) -> None:
         """Take all hooks out of the optimizers, until `wake`. No state and no parameter is away then."""
         self.bring_back(None)
@@ -117,18 +123,21 @@ class OptimizerStates:
 
         This comes before the writes of the step are counted, as its plan does not count these moves.
         """
-        self._parts, self._ended = self._ended or self._parts, []
+        self._step_ended()
+        self._parts = self._parts_of(known)
         self.parameters.plan_begins(known)
         self.gradients.plan_begins(known)
         with self._conductor.aside():
             if not known.in_parts:
-                self.bring_back(None)
+                if len(self._met) == 1:  # of several, each brings its own back as it steps
+                    self.bring_back(None)
             elif known is not self._placed_for or self._changed():
                 self._place(known)
         self._placed_for = known
 
     def begin_step(self) -> None:
         """Begin a step of the training."""
+        self._step_ended()
         known, self._part = self._conductor.known(), 0
         self.gradients.begin_step(known)
         self.parameters.begin_step()
@@ -201,6 +210,24 @@ class OptimizerStates:
         return movable(optimizer, portion, self._executor.device, away, self._min_size_bytes)
 
     # Between steps
+
+    def _step_ended(self) -> None:
+        """Keep the parts of the step that has ended, as the last ones of its optimizers."""
+        if self._ended:
+            refs = [ref for ref, _, _ in self._ended]
+            others = [each for each in self._of_steps if [ref for ref, _, _ in each] != refs]
+            self._of_steps, self._ended = [self._ended, *others], []
+
+    def _parts_of(self, known: StepPlan) -> list[EndedPart]:
+        """Return the parts of the last step like those of a plan: optimizers may step in turn. Else of the last one."""
+        if len(self._of_steps) > 1:
+            self._of_steps = [each for each in self._of_steps if all(ref() is not None for ref, _, _ in each)]
+        alike = (each for each in self._of_steps if self._are_of(each, known)) if len(self._of_steps) > 1 else ()
+        return next(iter(alike), self._of_steps[0] if self._of_steps else [])
+
+    def _are_of(self, parts: list[EndedPart], known: StepPlan) -> bool:
+        states = (self._movable(optimizer, portion) for ref, portion, _ in parts if (optimizer := ref()) is not None)
+        return len(parts) == len(known.schedule.parts) and all(_fits(known, n, each) for n, each in enumerate(states))
 
     def _changed(self) -> bool:
         """Whether states were brought back, or replaced, since the parts of the last step ended."""
@@ -351,7 +378,7 @@ class OptimizerStates:
             of_states = None  # `_stay_away` has warned
         self._in_turn.inside = False
         self._owners.clear()
-        self._parts, self._ended, self._placed_for = [], [], None
+        self._parts, self._ended, self._of_steps, self._placed_for = [], [], [], None
         self._executor.close()
         if problem := of_parameters or of_gradients or of_states:
             raise problem

@@ -11,7 +11,8 @@ torch takes an algorithm that needs less where there is no room (Conv_v8.cpp).
 
 Where the training is on the CPU, RAM is the device that is captured: Note: [RAM as the device] in
 capture/virtual/ops/ram_ops.py. What ops take there besides their results is a bound. Below a hard limit the first step
-measures it, and follows no plan. So the limit only refuses what the storages alone do not fit into.
+measures it, and follows no plan. So the limit only refuses what the storages alone do not fit into. The least that is
+named counts the bound, so that the first steps do not refuse it.
 
 If no plan meets an `auto` budget, and the device has room to keep everything, all is kept: so the script may train as
 without a budget. If it has none, and the capture assumed nothing, the run is refused before the script starts. If it
@@ -66,6 +67,7 @@ BEHIND = 10
 """Niceness that a child gets when the training no longer waits for it."""
 FIRST_KILLED = "1000"
 """Value of oom_score_adj: if memory is short, the system ends the child, and not the training."""
+MAY_DO = "What ops take besides their results is a bound here: {} may be enough, which the first steps show."
 SAID_BY = "\nSo says a capture of the script without its numbers, before the training has shown it."
 
 Saved = tuple[tuple[int, str], ...]
@@ -327,8 +329,13 @@ def _planned(verdict: Verdict, trace: Trace, machine: Machine, question: Questio
         kept = keeping_within(request.trace, request.machine, question.free_bytes)
         if kept is not None:  # as without a budget, in the margin that `auto` leaves
             return replace(verdict, course=kept, trace=request.trace, allocator=request.machine.allocator)
-    problem, request = min(refused, key=lambda each: each[0].least_feasible_bytes)
-    found = remedied(problem, replace(request, trace=without_workspaces(trace)))
+    refused.sort(key=lambda each: each[0].least_feasible_bytes)
+    lowest = refused[0][0].least_feasible_bytes
+    on_cpu = machine.allocator == "exact"
+    problem, request = refused[-1 if on_cpu else 0]
+    found = remedied(problem, replace(request, trace=trace if on_cpu else without_workspaces(trace)))
+    if lowest < found.least_feasible_bytes:
+        found = found.reworded(f"{found}\n{MAY_DO.format(format_exact_bytes(lowest))}")
     return replace(verdict, message=str(found), least_feasible_bytes=found.least_feasible_bytes)
 
 

@@ -228,7 +228,14 @@ class Learner:
         if key in self._unplanned or self.met_kinds.awaits(key):
             return None
         known = self.met_kinds.expected(key)
+        if known is not None and self.met_kinds.lacks_states(key) and not self._is_sure(known) and not self._given:
+            self.met_kinds.wants(key, known.schedule.saved)
+            return None
         return known or self._nearby.of(key) or self._of_scaled(key) or self._begins(key)
+
+    def _is_sure(self, known: StepKind) -> bool:
+        """Whether a kind surely fits, whatever its first step did not show."""
+        return known.course.peak_bytes < SURE_SHARE * self.budget_bytes and not known.plan.swaps
 
     def _begins(self, key: Hashable) -> StepKind | None:
         """Return the kind that a capture of the script has shown, for the first step that may be of it."""
@@ -348,7 +355,7 @@ class Learner:
         Args:
             key: its signature.
             step: what was recorded of it.
-            first: whether it was the first step of the training (see steady.py).
+            first: whether it was the first step of the training, or of an optimizer (see steady.py).
 
         Returns:
             What to do from now on; None if that needs another observation.
@@ -388,8 +395,7 @@ class Learner:
                 if not first and key not in self._unplanned:
                     self._unmet[key] = trace
                 return None
-            sure = known.course.peak_bytes < SURE_SHARE * self.budget_bytes and not known.plan.swaps
-            known.refined = sure and not self.layers.wanted
+            known.refined = self._is_sure(known) and not self.layers.wanted
             self.met_kinds.learnt(key, known)
             return known
 

@@ -28,12 +28,15 @@ class MetKinds:
     Attributes:
         totals: what the kinds hold.
         nearby: finds the kind that steps of other sizes may follow.
+        optimizers: number of optimizers that have stepped by now: each has made states, which stay.
     """
 
     def __init__(self, min_size_bytes: int) -> None:
         self._known: dict[Hashable, list[StepKind]] = {}
         self.totals = Kinds()
         self.nearby = Nearby(self._known, min_size_bytes)
+        self.optimizers = 0
+        self._optimizers_at: dict[Hashable, int] = {}
         self._wanted: dict[Hashable, UnknownKind] = {}
         self._observations: Counter[Hashable] = Counter()
         self._measured = 0
@@ -125,6 +128,13 @@ class MetKinds:
     def observed(self, key: Hashable) -> None:
         """Count a step that was observed."""
         self._observations[key] += 1
+        self._optimizers_at[key] = self.optimizers
+
+    def lacks_states(self, key: Hashable) -> bool:
+        """Whether an optimizer has first stepped since a step of this signature was observed. True once for each."""
+        before = self._optimizers_at.get(key, self.optimizers)
+        self._optimizers_at[key] = self.optimizers
+        return before < self.optimizers
 
     def measured(self, known: StepKind) -> None:
         """Count a step of a made up kind that was recorded."""

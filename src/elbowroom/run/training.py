@@ -92,7 +92,7 @@ class TrainingRun(RunFigures, Director, Conductor):
         self._saved: list[tuple[int, str]] = []
         self._key: Hashable = None
         self._mode: Mode = "observe"
-        self._mismatches = self._optimizer_steps = 0
+        self._mismatches = self._optimizer_steps = self._optimizers = 0
         self._surprises = Surprises()
         self._begin_ns = self._end_ns = 0
         self._running = self._optimizer_ran = self._gives_back = self._makes_room = False
@@ -351,6 +351,7 @@ class TrainingRun(RunFigures, Director, Conductor):
         self._running, self._key, self._current, self._makes_room = True, key, known, False
         self._saved = []
         self._mismatches = self._optimizer_steps = self._left_beyond = 0
+        self._optimizers = self._states.optimizers
         self._recording, self._void = None, False
         self._begin_memory(known, others=others)
         if known is None or self._records(known):
@@ -461,13 +462,15 @@ class TrainingRun(RunFigures, Director, Conductor):
         self._limit.lift()
         self._begins_plan = False
         if known is None:
+            if self._learner.in_parts and not self._learner.spare_bytes:
+                self._states.leave_now()  # the step before may have kept them
             residence.empty()
             return
         is_new, known.begun = not known.begun, True
         begins = is_new or (known.is_captured and self._steps_ended == 1)  # the first step of all has made states
         self._begins_plan = begins and known.moves
-        if known.in_parts and self._begins_plan and known.machine.allocator != "exact":
-            self._states.leave_now()  # its plan was simulated with them side by side
+        if known.in_parts and self._begins_plan:
+            self._states.leave_now()  # its plan has those of other optimizers away, and its own side by side
         if begins:
             residence.empty()
         else:
@@ -504,6 +507,7 @@ class TrainingRun(RunFigures, Director, Conductor):
         optimizer_ended(self._recorder, optimizer)
         self._in_optimizer = self._updates.active = False
         self._optimizer_steps += 1
+        self._learner.met_kinds.optimizers = self._states.optimizers
         if self._optimizer_steps >= self._learner.met_kinds.optimizer_steps(self._key):
             self.end_step()
             self._may_rest()
@@ -591,7 +595,8 @@ class TrainingRun(RunFigures, Director, Conductor):
         if self._mode == "observe":
             # By now libraries hold the memory that they need for such a step.
             self._executor.residence.measure(live_ram_bytes)
-            self._current = self._learner.observed(self._key, step, first=self._steps_ended == 1)
+            first = self._steps_ended == 1 or self._states.optimizers > self._optimizers
+            self._current = self._learner.observed(self._key, step, first=first)
         elif self._current is not None:
             followed, refined = self._current, self._current.refined
             self._current, line = self._learner.ran(self._key, followed, step)
