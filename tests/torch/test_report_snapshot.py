@@ -3,12 +3,18 @@
 from __future__ import annotations
 
 import pickle
+from collections.abc import Callable
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 import pytest
+import torch
 
+import elbowroom as er
+from elbowroom.answers.estimate import estimate
 from elbowroom.errors import UsageError
+from elbowroom.machine import Machine
 from elbowroom.report import report
 from tests.core.report_case import MIB, chain, swapping
 
@@ -60,6 +66,89 @@ def test_pytorch_reads_it(tmp_path: Path) -> None:
     # a parameter, 6 outputs and 6 gradients are allocated, 12 of them freed in two entries each: 13 + 24
     assert "37 entries" in shown
     assert viz.trace_plot(found).lstrip().startswith("<!DOCTYPE html>")
+
+
+def reserved_bytes(entries: list[dict[str, Any]]) -> list[int]:
+    """What the segments hold after each entry that takes or gives one back; each is where no other one is."""
+    held: dict[int, int] = {}
+    found: list[int] = []
+    for entry in entries:
+        start, end = entry["addr"], entry["addr"] + entry["size"]
+        if entry["action"] in ("segment_alloc", "segment_map"):
+            assert all(end <= at or at + size <= start for at, size in held.items())
+            held[start] = entry["size"]
+        elif entry["action"] in ("segment_free", "segment_unmap"):
+            assert held.pop(start) == entry["size"]
+        elif entry["action"] == "alloc":  # a block lies in segments that are there
+            inside = (min(end, at + size) - max(start, at) for at, size in held.items())
+            assert sum(each for each in inside if each > 0) == entry["size"]
+            continue
+        else:
+            continue
+        found.append(sum(held.values()))
+    return found
+
+
+def test_a_trace_of_a_gpu_has_the_segments_of_its_allocator(tmp_path: Path) -> None:
+    # the first 4 MiB get a segment of 20 MiB; 6 outputs and a gradient of 32 MiB one each, which later ones take again
+    trace = replace(TRACE, device="cuda:0")
+
+    found = snapshot(tmp_path, trace, Machine.of("t4"))
+
+    entries = found["device_traces"][0]
+    assert reserved_bytes(entries) == [20 * MIB + number * 32 * MIB for number in range(8)]
+    assert peak_bytes(entries) == 228 * MIB
+    assert reserved_bytes(entries)[-1] == estimate(trace, Machine.of("t4")).peak_reserved_bytes
+    # at the end 4 MiB of 244 MiB are allocated, in the first segment, and the rest of it is free
+    assert sum(each["total_size"] for each in found["segments"]) == 244 * MIB
+    assert sum(each["allocated_size"] for each in found["segments"]) == 4 * MIB
+    first = min(found["segments"], key=lambda each: each["address"])
+    assert [(block["size"], block["state"]) for block in first["blocks"]] == [
+        (4 * MIB, "active_allocated"),
+        (16 * MIB, "inactive"),
+    ]
+
+
+@pytest.mark.parametrize("settings", ["", "expandable_segments:True", "max_split_size_mb:20"])
+def test_the_segments_of_a_captured_training_reserve_what_its_estimate_says(tmp_path: Path, settings: str) -> None:
+    trace = er.capture(small_training, machine="t4", steps=3)
+    machine = replace(Machine.of("t4"), allocator=settings)
+
+    found = snapshot(tmp_path, trace, machine)
+
+    entries = found["device_traces"][0]
+    answer = estimate(trace, machine, plans=False)
+    assert max(reserved_bytes(entries)) == answer.peak_reserved_bytes
+    expands = settings.startswith("expandable")
+    assert {each["is_expandable"] for each in found["segments"]} == {expands}
+    assert ("segment_map" if expands else "segment_alloc") in {each["action"] for each in entries}
+    # what is live at the end lies in the segments, and PyTorch's own tools read all of it
+    live = [block for each in found["segments"] for block in each["blocks"] if block["state"] == "active_allocated"]
+    assert live
+    for each in found["segments"]:
+        assert each["total_size"] == sum(block["size"] for block in each["blocks"])
+        places = [block["address"] for block in each["blocks"]]
+        assert places == sorted(places)
+        assert places[0] == each["address"]
+    assert viz.segsum(found)
+    assert f"{len(entries)} entries" in viz.trace(found)
+    for plot in (viz.trace_plot(found), viz.trace_plot(found, plot_segments=True), viz.segment_plot(found)):
+        assert plot.lstrip().startswith("<!DOCTYPE html>")
+    flames = viz.memory(found, format_flamegraph=lambda lines: lines)
+    assert "storage " in flames
+    assert viz.segments(found, format_flamegraph=lambda lines: lines)
+
+
+def small_training() -> Callable[[], None]:
+    model = torch.nn.Sequential(torch.nn.Linear(2048, 2048), torch.nn.ReLU(), torch.nn.Linear(2048, 8)).cuda()
+    optimizer = torch.optim.Adam(model.parameters())
+
+    def step() -> None:
+        optimizer.zero_grad()
+        model(torch.zeros(512, 2048, device="cuda")).sum().backward()
+        optimizer.step()
+
+    return step
 
 
 def test_a_snapshot_without_a_trace_is_refused(tmp_path: Path) -> None:
