@@ -223,6 +223,7 @@ def test_the_answer_is_written_to_a_file_too(
         (("gpu", "train.py", "-o", "a.pdf"), "allowed are names ending in .html, .svg, .txt, .csv"),
         (("gpu", "nowhere.py"), "study gpu: given 'nowhere.py', which is not there"),
         (("batch", "train.py", "--gpu", "t4,l4"), "given 2 GPUs; allowed is one here"),
+        (("gpu", "train.py", "--gpu", "rtx3050-laptop"), "whose rates are not known, so that no step time can be"),
         (("gpu", "train.py", "--planner", "nobody"), "given 'nobody'; allowed is one of keep_all"),
         (("budget", "train.py", "--gpu", "t4", "--more", "much"), "size: given 'much'"),
         (("links", "train.py", "--gpu", "t4", "--slowdown", "0.5"), "slowdown: given 0.5; allowed is a factor of 1"),

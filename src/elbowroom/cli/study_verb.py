@@ -118,6 +118,22 @@ def _check_out(out: str | None) -> None:
         raise UsageError(f"--out: given {out!r}; allowed are names ending in {', '.join(STUDY_ENDINGS)}; rename it")
 
 
+def _timed(machines: Sequence[Machine]) -> list[Machine]:
+    """Return the GPUs.
+
+    Raises:
+        UsageError: the rates of one are not known, so its times cannot be simulated.
+    """
+    for machine in machines:
+        if not machine.flops_per_s or not machine.memory_bytes_per_s:
+            raise UsageError(
+                f"--gpu: given {machine.name}, whose rates are not known, so that no step time can be simulated; "
+                "allowed are GPUs with rates (`elbowroom machine --list`); take one of these, or ask `elbowroom "
+                "estimate` whether it fits"
+            )
+    return list(machines)
+
+
 def _effort(arguments: argparse.Namespace) -> PlanEffort:
     """Return how plans are made.
 
@@ -137,7 +153,7 @@ def _of_budget(script: scripts.Script, arguments: argparse.Namespace, effort: Pl
     from elbowroom.answers.study_points import Study, looked_at
     from elbowroom.units import parse_bytes
 
-    machine = scripts.machine_of(arguments.gpu)
+    (machine,) = _timed([scripts.machine_of(arguments.gpu)])
     captures = _captures(script, arguments, watch)
     outside_bytes = machine.outside_bytes
     own_bytes = max(0, machine.tiers[0].capacity_bytes - outside_bytes)
@@ -168,7 +184,7 @@ def _of_gpus(script: scripts.Script, arguments: argparse.Namespace, effort: Plan
     from elbowroom.answers.study_points import Study, looked_at
 
     captures = _captures(script, arguments, watch)
-    machines = scripts.machines_of(arguments.gpu or ",".join(LADDER))
+    machines = _timed(scripts.machines_of(arguments.gpu or ",".join(LADDER)))
     machines.sort(key=lambda machine: machine.tiers[0].capacity_bytes, reverse=True)
     machines, left_out = (machines, []) if arguments.gpu else _near_the_need(machines, captures)
     points = looked_at([captures.case(each, each.tiers[0].capacity_bytes) for each in machines], effort, watch)
@@ -201,7 +217,7 @@ def _of_values(script: scripts.Script, arguments: argparse.Namespace, effort: Pl
 
     vary = Range.of(_vary(script, arguments))
     knob = find_knob(vary, script.path, arguments.script_arguments)
-    machine = scripts.machine_of(arguments.gpu)
+    (machine,) = _timed([scripts.machine_of(arguments.gpu)])
     captures = _captures(script, arguments, watch, knob)
     values = values_of(vary, arguments.multiple_of)
     points = looked_at([captures.case(machine, value) for value in values], effort, watch, stops=True)
@@ -278,7 +294,7 @@ def _of_links(script: scripts.Script, arguments: argparse.Namespace, effort: Pla
     checked_slowdown(arguments.slowdown)
     budget_bytes = parse_bytes(arguments.budget) if arguments.budget else None
     captures = _captures(script, arguments, watch)
-    cases = [captures.case(each, each.tiers[0].capacity_bytes) for each in scripts.machines_of(arguments.gpu)]
+    cases = [captures.case(each, each.tiers[0].capacity_bytes) for each in _timed(scripts.machines_of(arguments.gpu))]
     return studied_links(script.label, cases, effort, watch, budget_bytes=budget_bytes, slowdown=arguments.slowdown)
 
 

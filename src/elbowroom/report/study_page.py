@@ -40,7 +40,7 @@ RANKS = {
     "samples a second": 1,
     "trains": 1,
 }
-LINK_RANKS = {"link back": 4, "moved back": 4, "compute busy": 3, "link out": 2, "moved out": 2, "budget": 1}
+LINK_RANKS = {"link back": 4, "moved back": 4, "compute busy": 4, "budget": 3, "link out": 3, "link busy back": 1}
 """Ranks of the columns that a narrow terminal leaves out."""
 _BARS = 24  # characters of the longest bar on a terminal
 _NAMED_LEFT = ("GPU", "trains", "")
@@ -54,7 +54,7 @@ def study_rendered(study: Study | LinkStudy) -> RenderableType:
     bars = ["" if each is None else "#" * max(1, round(_BARS * each / most)) for each in times]
     columns = [Column(name, rank=ranks.get(name, 0), left=name in _NAMED_LEFT) for name in names]
     table = FittingTable(
-        "", [*columns, Column("", rank=1, left=True)], [(*row, bar) for row, bar in zip(rows, bars, strict=True)]
+        "", [*columns, Column("", rank=2, left=True)], [(*row, bar) for row, bar in zip(rows, bars, strict=True)]
     )
     head, *rest = said
     return Group(Text(head, style="bold"), *(Text(each) for each in rest), table)
