@@ -281,6 +281,8 @@ def test_each_study_is_a_page_a_picture_and_a_text_with_the_same_figures(study: 
     assert [child.get("aria-label") for child in root if child.tag.endswith("svg")]
     drawn = "".join(root.itertext())
     assert ("150 ns" in drawn) or study.kind in ("budget", "batch", "resolution")
+    drawn = "".join(root.itertext())
+    assert all(name in drawn for name in ("everything kept", "with a plan", "the card's memory"))
     for cell in ("everything kept", "150 ns", "1.50"):
         assert cell in page
         assert cell in text

@@ -165,9 +165,13 @@ def line_chart(
     return _svg(title, _TOP + _HEIGHT + _BOTTOM, parts)
 
 
-def alone(charts: Sequence[str]) -> str:
-    """Put charts below each other in one SVG file."""
-    parts, top = list[str](), 16.0
+def alone(charts: Sequence[str], named: Sequence[tuple[str, Tone]] = ()) -> str:
+    """Put charts below each other in one SVG file, under a key of what each colour means."""
+    parts, at, top = list[str](), 16.0, 46.0 if named else 16.0
+    for name, tone in named:
+        parts.append(f'<rect x="{at:.0f}" y="18" width="10" height="10" rx="2" {_fill(tone)}/>')
+        parts.append(f'<g style="font:{TEXT}">{_text(at + 16, 27, name, soft=True)}</g>')
+        at += 40 + len(name) * _CHARACTER
     for chart in charts:
         height = float(chart.split('height="', 1)[1].split('"', 1)[0])
         parts.append(chart.replace("<svg ", f'<svg x="16" y="{top:.0f}" ', 1))

@@ -69,7 +69,7 @@ def study_file(study: Study | LinkStudy, out: str) -> str:
     if out.endswith(".html"):
         return _page(study)
     if out.endswith(".svg"):
-        return drawings.alone([chart for chart in _charts(study) if chart])
+        return drawings.alone([chart for chart in _charts(study) if chart], _keys(study))
     if out.endswith(".txt"):
         return _as_text(study)
     if out.endswith(".csv"):
@@ -99,7 +99,7 @@ def _page(study: Study | LinkStudy) -> str:
         title=escape(_title(study)),
         style=of_report.joinpath("page.css").read_text("utf-8"),
         answer="".join(f"<p>{escape(each)}</p>" for each in _words(study)),
-        keys=drawings.key([("everything kept", "kept"), ("with a plan", "simulated"), (_mark_name(study), "budget")]),
+        keys=drawings.key(_keys(study)),
         charts="".join(_charts(study)),
         table=f'<table class="figures"><thead><tr>{head}</tr></thead><tbody>{body}</tbody></table>',
     )
@@ -124,10 +124,10 @@ def _times_ns(study: Study | LinkStudy) -> list[int | None]:
     return [each.step_ns for each in of]
 
 
-def _mark_name(study: Study | LinkStudy) -> str:
-    if isinstance(study, LinkStudy):
-        return "budget of the plan"
-    return "the card's memory"
+def _keys(study: Study | LinkStudy) -> Sequence[tuple[str, Tone]]:
+    """Return what each colour means."""
+    mark = "budget of the plan" if isinstance(study, LinkStudy) else "the card's memory"
+    return (("everything kept", "kept"), ("with a plan", "simulated"), (mark, "budget"))
 
 
 def _charts(study: Study | LinkStudy) -> Sequence[str]:
