@@ -16,6 +16,7 @@ from elbowroom.answers.estimate import estimate
 from elbowroom.errors import UsageError
 from elbowroom.machine import Machine
 from elbowroom.report import report
+from elbowroom.trace import Event, Save, Step, Trace
 from tests.core.report_case import MIB, chain, swapping
 
 viz: Any = pytest.importorskip("torch.cuda._memory_viz", reason="reads the snapshot as PyTorch does")
@@ -107,6 +108,51 @@ def test_a_trace_of_a_gpu_has_the_segments_of_its_allocator(tmp_path: Path) -> N
         (4 * MIB, "active_allocated"),
         (16 * MIB, "inactive"),
     ]
+
+
+def test_with_a_plan_the_snapshot_is_of_the_step_that_follows_it(tmp_path: Path) -> None:
+    # two equal steps on a GPU; the plan is for the second
+    one = replace(TRACE, device="cuda:0")
+    trace = twice(one)
+    first = trace.steps[-1].first_op
+    plan = swapping(replace(trace, saves=trace.saves[6:]))
+    plan = replace(plan, trace_id=trace.id)
+    assert {swap.out_after_op >= first for swap in plan.swaps} == {True}
+
+    kept = snapshot(tmp_path, trace)["device_traces"][0]
+    planned = snapshot(tmp_path, trace, plan)["device_traces"][0]
+
+    # as above: 228 MiB in segments of 244 MiB, and under the plan 4 + 4 * 32 in 20 + 4 * 32
+    assert (peak_bytes(kept), max(reserved_bytes(kept))) == (228 * MIB, 244 * MIB)
+    assert (peak_bytes(planned), max(reserved_bytes(planned))) == (132 * MIB, 148 * MIB)
+
+
+def twice(trace: Trace) -> Trace:
+    """A trace of a step as two steps: the second has storages of its own but for the parameter, which is the first."""
+    ops, storages, saves = len(trace.ops), len(trace.storages), trace.saves
+
+    def later(storage: int) -> int:
+        return storage + storages - 1 if storage else 0
+
+    again = [replace(op, reads=tuple(map(later, op.reads)), writes=tuple(map(later, op.writes))) for op in trace.ops]
+    events = [Event(e.op + ops, later(e.storage), e.size_bytes) for e in trace.events if e.storage]
+    moved = [
+        Save(
+            storage=later(save.storage),
+            saved_at=save.saved_at + ops,
+            idle_from=None if save.idle_from is None else save.idle_from + ops,
+            read_at=tuple(at + ops for at in save.read_at),
+        )
+        for save in saves
+    ]
+    return replace(
+        trace,
+        ops=(*trace.ops, *again),
+        storages=(*trace.storages, *trace.storages[1:]),
+        events=(*trace.events, *events),
+        saves=(*saves, *moved),
+        steps=(Step(0, ops), Step(ops, 2 * ops)),
+    )
 
 
 @pytest.mark.parametrize("settings", ["", "expandable_segments:True", "max_split_size_mb:20"])

@@ -4,14 +4,15 @@ The form is that of torch.cuda.memory._dump_snapshot: a pickle of plain dicts. A
 model of the caching allocator. So blocks have the addresses that they get there, and segments come and go. On other
 devices a storage is a block with its own address: the page shows when each is live, but no fragmentation.
 
-With a plan, storages that it swaps or recomputes are freed in the last step and allocated again there. The steps before
-it are played as recorded. Memory that a recipe needs while it runs is left out.
+With a plan the snapshot is of the last step: first what lies on the device where it begins, then the step. Storages
+that the plan swaps or recomputes are freed in it and allocated again. Memory that a recipe needs while it runs is left
+out.
 """
 
 from __future__ import annotations
 
 import pickle
-from collections.abc import Hashable, Iterator, Mapping
+from collections.abc import Hashable, Iterator, Mapping, Sequence
 from typing import NamedTuple, final
 
 from elbowroom.allocator.blocks import Block
@@ -49,7 +50,8 @@ def snapshot_pickle(subject: Subject) -> bytes:
     if subject.trace is None:
         raise UsageError("report: given no trace; a memory snapshot shows the storages of one; give a trace")
     made = _Snapshot(subject.trace, _allocator(subject.trace, subject.machine))
-    for change in sorted(_changes(subject.trace, subject.plan), key=lambda each: each[:2]):
+    changes = sorted(_changes(subject.trace, subject.plan), key=lambda each: each[:2])
+    for change in changes if subject.plan is None else _of_last_step(changes, subject.trace.steps[-1].first_op):
         made.apply(change)
     return pickle.dumps({"segments": made.segments(), "device_traces": [made.entries]}, protocol=4)
 
@@ -76,6 +78,20 @@ def _changes(trace: Trace, plan: Plan | None) -> Iterator[_Change]:
             if left is not None:
                 yield _Change(left - 1, _AFTER, storage, allocates=False)
                 yield _Change(recompute.before_op, _BEFORE, storage, allocates=True)
+
+
+def _of_last_step(changes: Sequence[_Change], first: int) -> Iterator[_Change]:
+    """Yield the allocations of what lives where the step from op `first` on begins, and the changes in it."""
+    live: dict[int, _Change] = {}
+    for change in changes:
+        if change.op >= first:
+            break
+        if change.allocates:
+            live[change.storage] = change
+        else:
+            live.pop(change.storage, None)
+    yield from live.values()
+    yield from (change for change in changes if change.op >= first)
 
 
 def _allocator(trace: Trace, machine: Machine | None) -> DeviceAllocator | None:
