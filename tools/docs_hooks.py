@@ -38,12 +38,14 @@ def cli_page() -> str:
     parser = parser_of_all()
     json = "Every verb answers programs with `--json`: [JSON answers](json.md)."
     parts = ["# Command line", "", json, "", *_help("elbowroom", parser)]
-    for action in parser._actions:  # noqa: SLF001  argparse has no public way to its verbs
-        if isinstance(action, argparse._SubParsersAction):  # noqa: SLF001
-            for verb, inner in action.choices.items():
-                parts += _help(f"elbowroom {verb}", inner)
     return "\n".join(parts) + "\n"
 
 
 def _help(title: str, parser: argparse.ArgumentParser) -> list[str]:
-    return [f"## {title}", "", "```text", parser.format_help().rstrip(), "```", ""]
+    """Return the help of a parser and of its verbs."""
+    parts = [f"## {title}", "", "```text", parser.format_help().rstrip(), "```", ""]
+    for action in parser._actions:  # noqa: SLF001  argparse has no public way to its verbs
+        if isinstance(action, argparse._SubParsersAction):  # noqa: SLF001
+            for verb, inner in action.choices.items():
+                parts += _help(f"{title} {verb}", inner)
+    return parts

@@ -25,8 +25,10 @@ from elbowroom.answers.estimate import Moment
 from elbowroom.answers.exchange_memory import ExchangeMemory
 from elbowroom.answers.exchanges import Collectives
 from elbowroom.answers.largest import Failed, Probe
+from elbowroom.answers.link_study import StudiedLink
 from elbowroom.answers.memory_by_module import ModuleShare
 from elbowroom.answers.pareto import Pareto
+from elbowroom.answers.study_points import StudyPoint
 from elbowroom.cli.answer_types import SCHEMAS
 from elbowroom.files.record_files import VERSIONS
 from elbowroom.machine import Machine
@@ -44,7 +46,10 @@ DIALECT = "https://json-schema.org/draft/2020-12/schema"
 RECORDS = (Trace, Machine, Plan, Timeline, Pareto)
 LATER = {
     kind.__name__: kind
-    for kind in (Collectives, ExchangeMemory, Moment, Failed, Probe, ModuleShare, Pareto, RankTimes, StepFigures, Kind)
+    for kind in (
+        *(Collectives, ExchangeMemory, Moment, Failed, Probe, ModuleShare, Pareto, RankTimes, StepFigures, Kind),
+        *(StudyPoint, StudiedLink),
+    )
 }
 """What answer_types.py imports for type checkers alone, as its verbs load no torch for --help."""
 

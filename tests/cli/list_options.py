@@ -13,13 +13,16 @@ FILE = Path(__file__).parents[1] / "data" / "cli_options.txt"
 
 def lines() -> list[str]:
     """A line per option: its verb, its names, and what it takes."""
-    parser = parser_of_all()
-    found = [f"elbowroom {line}" for line in _of(parser)]
+    return list(_with_verbs("elbowroom", parser_of_all()))
+
+
+def _with_verbs(name: str, parser: argparse.ArgumentParser) -> Iterator[str]:
+    for line in _of(parser):
+        yield f"{name} {line}"
     for action in parser._actions:
         if isinstance(action, argparse._SubParsersAction):
             for verb, inner in action.choices.items():
-                found += [f"elbowroom {verb} {line}" for line in _of(inner)]
-    return found
+                yield from _with_verbs(f"{name} {verb}", inner)
 
 
 def _of(parser: argparse.ArgumentParser) -> Iterator[str]:

@@ -36,6 +36,8 @@ def test_the_verbs_and_their_options_are_those_of_the_list() -> None:
         ["demo", "--help"],
         ["estimate", "--help"],
         ["largest", "--help"],
+        ["study", "--help"],
+        ["study", "gpu", "--help"],
         ["plan", "--help"],
     ],
 )

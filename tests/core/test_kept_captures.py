@@ -37,6 +37,7 @@ def test_a_capture_is_found_by_what_it_depends_on(read: Path) -> None:
     assert find(ORDER, machine(), VARIABLES) == TRACE
     # links, and what each terminal sets anew, do not count
     assert find(ORDER, machine(out=1), VARIABLES | {"SHLVL": "2", "SSH_TTY": "/dev/pts/1"}) == TRACE
+    assert find(replace(ORDER, timeout_s=5.0), machine(), VARIABLES) == TRACE
     # but these do
     assert find(replace(ORDER, arguments=("--width", "65")), machine(), VARIABLES) is None
     assert find(ORDER, replace(machine(), name="other"), VARIABLES) is None

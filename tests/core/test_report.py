@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import csv
 import io
 import json
 import re
@@ -178,6 +179,47 @@ def test_the_chrome_trace_has_a_process_per_timeline_and_microseconds(tmp_path: 
     assert {event["cat"] for event in spans} >= {"op", "swap_out", "swap_back"}
     counters = [event for event in events if event["ph"] == "C" and event["pid"] == 2]
     assert max(event["args"]["bytes"] for event in counters if event["name"] == "device allocated") == 132 * MIB
+    # the budget is a counter from the begin to the end of the step
+    budgets = [(event["ts"], event["args"]["bytes"]) for event in counters if event["name"] == "device budget"]
+    assert [size_bytes for _, size_bytes in budgets] == [140 * MIB] * 2
+    assert budgets[0][0] == 0
+    assert budgets[1][0] == max(event["ts"] + event["dur"] for event in spans)
+
+
+def rows_of(path: Path) -> list[dict[str, str]]:
+    with path.open(encoding="utf-8", newline="") as file:
+        return list(csv.DictReader(file))
+
+
+def test_tables_have_the_curves_the_spans_and_the_storages_in_bytes_and_nanoseconds(tmp_path: Path) -> None:
+    *records, plan, simulated, _ = everything()
+    for ending in ("curves", "spans", "storages"):
+        report(*records, plan, simulated, out=tmp_path / f"step.{ending}.csv")
+
+    curves = [row for row in rows_of(tmp_path / "step.curves.csv") if row["timeline"] == "simulated"]
+    of_device = [int(row["size_bytes"]) for row in curves if (row["tier"], row["kind"]) == ("device", "allocated")]
+    assert max(of_device) == simulated.peak_allocated_bytes == 132 * MIB
+    assert {row["tier"] for row in curves} == {"device", "disk"}
+    spans = [row for row in rows_of(tmp_path / "step.spans.csv") if row["timeline"] == "simulated"]
+    assert len(spans) == len(simulated.spans)
+    assert (spans[0]["start_ns"], spans[0]["end_ns"], spans[0]["module"]) == ("0", "40000000", "net.0")
+    moved = sum(int(row["size_bytes"]) for row in spans if row["kind"] == "swap_out")
+    assert moved == simulated.swapped_out_bytes == 4 * 32 * MIB
+    storages = rows_of(tmp_path / "step.storages.csv")
+    # a parameter, 6 outputs and 6 gradients; 4 outputs are swapped
+    assert (len(storages), [row["action"] for row in storages].count("swap")) == (13, 4)
+    assert int(storages[0]["size_bytes"]) == 32 * MIB
+    kept = next(row for row in storages if row["category"] == "parameter")
+    assert (kept["action"], kept["idle_ns"], kept["made_by"]) == ("keep", "", "before the step")
+
+
+def test_a_table_without_its_records_is_refused(tmp_path: Path) -> None:
+    trace, _, _, simulated, _ = everything()
+
+    with pytest.raises(UsageError, match="this table shows timelines; give a simulated or measured one"):
+        report(trace, out=tmp_path / "x.curves.csv")
+    with pytest.raises(UsageError, match="a table of storages shows those of one; give a trace"):
+        report(simulated, out=tmp_path / "x.storages.csv")
 
 
 def test_a_text_file_holds_what_is_returned(tmp_path: Path) -> None:

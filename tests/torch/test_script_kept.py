@@ -47,8 +47,9 @@ def test_an_unchanged_script_is_captured_once(tmp_path: Path, monkeypatch: pytes
     monkeypatch.setattr(script, "_run", run)
     first = capture_script("train.py", machine="t4", kept=True)
     assert max(each.size_bytes for each in first.storages if each.category == "parameter") == 8 * 65 * 4
-    # when it is captured again, no process is started
+    # when it is captured again, with whatever time limit, no process is started
     assert capture_script("train.py", machine="t4", kept=True) == first
+    assert capture_script("train.py", machine="t4", kept=True, timeout_s=77) == first
     assert len(children) == 1
     # but one is where its module has changed, or the file that it opens
     for name, text in (("sizes.py", "WIDTH = 128"), ("more.txt", "10")):

@@ -23,6 +23,7 @@ from elbowroom.cli import (
     report_verb,
     run_verb,
     scripts,
+    study_verb,
 )
 from elbowroom.cli.parser import Parser
 from elbowroom.errors import ElbowroomError
@@ -30,9 +31,11 @@ from elbowroom.version import installed_version
 
 __all__ = ["main"]
 
-VERBS = (estimate_verb, largest_verb, plan_verb, run_verb, report_verb, machine_verb, cache_verb, demo_verb)
+VERBS = (estimate_verb, largest_verb, study_verb, plan_verb, run_verb, report_verb, machine_verb, cache_verb, demo_verb)
 
-WITH_SCRIPT_ARGUMENTS = ("estimate", "largest", "plan")
+WITH_LAUNCHERS = ("estimate", "largest", "plan")
+"""Verbs that take a launcher's command line, such as torchrun's."""
+WITH_SCRIPT_ARGUMENTS = (*WITH_LAUNCHERS, "study")
 """Verbs that take a script's own words after --."""
 
 
@@ -45,7 +48,7 @@ def main(argv: Sequence[str] | None = None) -> int:
     given = list(sys.argv[1:] if argv is None else argv)
     arguments: argparse.Namespace | None = None
     try:
-        launched = launchers.without_launcher(given, WITH_SCRIPT_ARGUMENTS)
+        launched = launchers.without_launcher(given, WITH_LAUNCHERS)
         os.environ.update(launched.environment)
         words, script_arguments = scripts.split_at_dashes(launched.words, WITH_SCRIPT_ARGUMENTS)
         arguments = parser_of_all().parsed(words, argparse.Namespace(script_arguments=script_arguments))

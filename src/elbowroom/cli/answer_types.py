@@ -25,8 +25,10 @@ if TYPE_CHECKING:
     from elbowroom.answers.exchange_memory import ExchangeMemory
     from elbowroom.answers.exchanges import Collectives
     from elbowroom.answers.largest import Failed, Probe
+    from elbowroom.answers.link_study import StudiedLink
     from elbowroom.answers.memory_by_module import ModuleShare
     from elbowroom.answers.pareto import Pareto
+    from elbowroom.answers.study_points import StudyPoint
     from elbowroom.report.rank_table import RankTimes
     from elbowroom.run.account import StepFigures
     from elbowroom.run.kind_totals import Kind
@@ -344,6 +346,54 @@ class LayoutsAnswer:
     left_out: int
     early: str
     layouts: tuple[TriedLayout, ...]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class StudyAnswer:
+    """What `elbowroom study budget|batch|resolution|gpu --json` prints.
+
+    Attributes:
+        kind: what was asked.
+        script: what was looked at, as it was given.
+        machine: name of the GPU; null where GPUs are compared.
+        varied: what differs between the points.
+        answer: the answer in sentences, the one that was asked for first.
+        own_bytes: for "budget": the budget that the GPU itself has; null for other studies.
+        more_bytes: for "budget": the budget with the memory of --more; null without that.
+        points: the cases by rising value; GPUs by rising memory.
+        not_looked: GPUs of the list that the answer does not depend on.
+        early: what was not looked at, if the study ended early; empty if it did not.
+    """
+
+    kind: Literal["budget", "batch", "resolution", "gpu"]
+    script: str
+    machine: str | None
+    varied: str
+    answer: tuple[str, ...]
+    own_bytes: int | None
+    more_bytes: int | None
+    points: tuple[StudyPoint, ...]
+    not_looked: tuple[str, ...]
+    early: str
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class LinkStudyAnswer:
+    """What `elbowroom study links --json` prints.
+
+    Attributes:
+        script: what was looked at, as it was given.
+        slowdown: the factor on the step time that the least budgets allow.
+        answer: the answer in sentences.
+        links: the GPUs, in the order in which they were named.
+        early: what was not looked at, if the study ended early; empty if it did not.
+    """
+
+    script: str
+    slowdown: float
+    answer: tuple[str, ...]
+    links: tuple[StudiedLink, ...]
+    early: str
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -725,6 +775,8 @@ SCHEMAS: Mapping[type, Schema] = {
     EstimateAnswer: Schema("estimate", 1),
     LargestAnswer: Schema("largest", 1),
     LayoutsAnswer: Schema("layouts", 1),
+    StudyAnswer: Schema("study", 1),
+    LinkStudyAnswer: Schema("study-links", 1),
     PlanAnswer: Schema("plan", 1),
     RunAnswer: Schema("run", 1),
     ReportAnswer: Schema("report", 1),

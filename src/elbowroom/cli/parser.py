@@ -40,8 +40,12 @@ class Parser(argparse.ArgumentParser):
             )
         found, unknown = self.parse_known_args(words, namespace)
         if unknown:
-            self._verbs[found.verb].refuse(unknown)
+            self._verbs[found.verb].of_kind(getattr(found, "kind", "")).refuse(unknown)
         return found
+
+    def of_kind(self, kind: str) -> Parser:
+        """Return the parser of a verb of this verb; this one if it has no such verb."""
+        return self._verbs.get(kind, self)
 
     def refuse(self, unknown: Sequence[str]) -> NoReturn:
         """Refuse the first unknown word, with the word that was probably meant.

@@ -4,6 +4,7 @@ terminal.py   the figures as tables
 html.py       one file with charts, no network needed
 chrome.py     a timeline for chrome://tracing and ui.perfetto.dev
 snapshot.py   storages for pytorch.org/memory_viz
+csv_tables.py curves, spans and storages as tables
 """
 
 from __future__ import annotations
@@ -16,7 +17,7 @@ from elbowroom.report.subject import Record, Subject, subject_of
 
 __all__ = ["Record", "Subject", "report", "subject_of", "write"]
 
-ENDINGS = (".html", ".trace.json", ".txt", ".pickle")
+ENDINGS = (".html", ".trace.json", ".txt", ".pickle", ".curves.csv", ".spans.csv", ".storages.csv")
 
 
 def report(*records: Record, out: str | os.PathLike[str] | None = None) -> str:
@@ -24,9 +25,9 @@ def report(*records: Record, out: str | os.PathLike[str] | None = None) -> str:
 
     Args:
         records: any of a Trace, a Machine, a Plan, a simulated and a measured Timeline, in any order.
-        out: file to write as well: .html (one offline page), .trace.json (Chrome trace), .txt (the returned text) or
-            .pickle (a memory snapshot for https://pytorch.org/memory_viz). With a plan, the snapshot is that of the
-            plan.
+        out: file to write as well: .html (one offline page), .trace.json (Chrome trace), .txt (the returned text),
+            .pickle (a memory snapshot for https://pytorch.org/memory_viz), .curves.csv, .spans.csv or .storages.csv.
+            With a plan, the snapshot is that of the plan.
 
     Returns:
         The report as plain text.
@@ -58,9 +59,11 @@ def write(subject: Subject, out: str | os.PathLike[str]) -> None:
 
 
 def _made(subject: Subject, out: str) -> str | bytes:
-    from elbowroom.report import chrome, html, snapshot, terminal
+    from elbowroom.report import chrome, csv_tables, html, snapshot, terminal
 
-    makers = dict(zip(ENDINGS, (html.page, chrome.trace_json, terminal.as_text, snapshot.snapshot_pickle), strict=True))
+    pages = (html.page, chrome.trace_json, terminal.as_text, snapshot.snapshot_pickle)
+    tables = (csv_tables.curves_csv, csv_tables.spans_csv, csv_tables.storages_csv)
+    makers = dict(zip(ENDINGS, (*pages, *tables), strict=True))
     for ending, make in makers.items():
         if out.endswith(ending):
             return make(subject)

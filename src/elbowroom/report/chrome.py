@@ -1,7 +1,7 @@
 """Timelines as a Chrome trace: JSON for chrome://tracing and ui.perfetto.dev.
 
 The format is "Trace Event Format" by the Chrome team. One process per timeline, one thread per lane, one counter per
-curve. Times in it are microseconds.
+curve of memory, and one for the budget of a plan. Times in it are microseconds.
 """
 
 from __future__ import annotations
@@ -29,6 +29,10 @@ def trace_json(subject: Subject) -> str:
         events += _names(process, title)
         events += [_span(process, span, subject.trace) for span in timeline.spans]
         events += _counters(process, timeline)
+        if subject.plan is not None:
+            events += [
+                _counter(process, "device budget", at, subject.plan.budget_bytes) for at in (0, timeline.step_ns)
+            ]
     return json.dumps({"displayTimeUnit": "ms", "traceEvents": events}, separators=(",", ":")) + "\n"
 
 
@@ -67,13 +71,11 @@ def _span(process: int, span: Span, trace: Trace | None) -> dict[str, object]:
 
 def _counters(process: int, timeline: Timeline) -> list[dict[str, object]]:
     return [
-        {
-            "name": f"{curve.tier} {curve.kind}",
-            "ph": "C",
-            "pid": process,
-            "ts": at_ns / NS_PER_US,
-            "args": {"bytes": size_bytes},
-        }
+        _counter(process, f"{curve.tier} {curve.kind}", at_ns, size_bytes)
         for curve in timeline.curves
         for at_ns, size_bytes in zip(curve.at_ns, curve.size_bytes, strict=True)
     ]
+
+
+def _counter(process: int, name: str, at_ns: int, size_bytes: int) -> dict[str, object]:
+    return {"name": name, "ph": "C", "pid": process, "ts": at_ns / NS_PER_US, "args": {"bytes": size_bytes}}

@@ -70,7 +70,7 @@ class FittingTable:
         fitting = (form for form in forms if console.measure(form[0], options=wide).maximum <= options.max_width)
         table, shown = next(fitting, forms[-1])
         yield table
-        if missing := [column.name for column in self._columns if column not in shown]:
+        if missing := [column.name for column in self._columns if column.name and column not in shown]:
             yield Text(f"Left out, as the terminal is narrow: {', '.join(missing)} (--json has them)")
 
     def _forms(self) -> Iterator[tuple[Table, Sequence[Column]]]:

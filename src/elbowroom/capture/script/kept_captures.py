@@ -1,8 +1,9 @@
 """Kept captures: traces of scripts in the user's cache folder, for the next start of the same training.
 
-A file is found by what a capture depends on: the order, the device, the working directory, the environment, and the
-versions of elbowroom, Python and torch. It counts as long as no file has changed that the script read. A script whose
-steps are other ones nevertheless, as its data are, is no error: a run observes a step that is not the captured one.
+A file is found by what a capture depends on: the order without its time limit, the device, the working directory, the
+environment, and the versions of elbowroom, Python and torch. It counts as long as no file has changed that the script
+read. A script whose steps are other ones nevertheless, as its data are, is no error: a run observes a step that is not
+the captured one.
 Writing is best effort: a full disk is no error here.
 """
 
@@ -29,7 +30,7 @@ from elbowroom.version import installed_version
 
 FORMAT = 1
 """Version of the files; others are not found."""
-MOST_KEPT = 20
+MOST_KEPT = 60
 """With more captures, those that were used longest ago are deleted."""
 SUFFIX = ".capture.json.gz"
 
@@ -121,7 +122,7 @@ def _path(order: ScriptOrder, target: Machine, variables: Mapping[str, str]) -> 
         installed_version(),
         sys.version,
         installed_version("torch"),
-        sorted(asdict(order).items()),
+        sorted((name, value) for name, value in asdict(order).items() if name != "timeout_s"),
         (target.name, target.compute_capability, target.allocator, target.tiers[0].capacity_bytes),
         os.getcwd(),
         sorted((name, value) for name, value in variables.items() if not _passes(name)),

@@ -204,7 +204,8 @@ def _captured(
         code = _run(order, folder, environment, progress)
         found = _answer(order, folder, code, progress.asked)
         read = json.loads(_text(folder / READ) or "null")
-    if read is not None:
+    in_time = time.time_ns() - since_ns < order.timeout_s * 10**9  # else it may have fewer steps than were asked for
+    if read is not None and in_time:
         kept_captures.keep(order, target, variables, found, [tuple(each) for each in read], since_ns)
     return found
 

@@ -1,0 +1,99 @@
+"""Study captures: the script of a study on virtual GPUs, with values of an argument. Captures are kept for the next."""
+
+from __future__ import annotations
+
+import argparse
+from functools import cache, partial
+from typing import TYPE_CHECKING, final
+
+from elbowroom.answers.study_points import StudyCase, with_memory
+from elbowroom.cli import choosing, scripts
+from elbowroom.errors import CaptureError
+from elbowroom.step.least_size import least_size
+from elbowroom.watch import Watch
+
+if TYPE_CHECKING:
+    from elbowroom.capture.script.script_knobs import Knob
+    from elbowroom.machine import Machine
+    from elbowroom.trace import Trace
+
+
+@final
+class StudyCaptures:
+    """Captures of one script, each made once.
+
+    Args:
+        script: the script.
+        arguments: words of the command.
+        watch: shows progress, and limits the time.
+        knob: what is varied; None for the script as it is.
+    """
+
+    def __init__(
+        self, script: scripts.Script, arguments: argparse.Namespace, watch: Watch, knob: Knob | None = None
+    ) -> None:
+        self._script = script
+        self._arguments = arguments
+        self._watch = watch
+        self._knob = knob
+        self._captured = cache(self._capture)
+
+    def case(self, machine: Machine, value: int, *, memory_bytes: int = 0, least_bytes: int = 0) -> StudyCase:
+        """Return the case of a GPU, a value or a budget.
+
+        Args:
+            machine: the GPU that the script finds.
+            value: value of the case; it is that of the knob if there is one.
+            memory_bytes: memory that the device has in this case; 0 for its own.
+            least_bytes: the least budget that the same captures are planned for; 0 for the memory of the case.
+        """
+        memory_bytes = memory_bytes or machine.tiers[0].capacity_bytes
+        turned = None if self._knob is None else value
+        size_bytes = least_size(least_bytes or memory_bytes)
+        return StudyCase(
+            value=value,
+            machine=with_memory(machine, memory_bytes),
+            trace=partial(self._captured, machine, turned, None),
+            in_parts=partial(self._captured, machine, turned, size_bytes),
+        )
+
+    def _capture(self, machine: Machine, value: int | None, least_bytes: int | None) -> Trace:
+        """Capture the script.
+
+        Args:
+            machine: the GPU.
+            value: value of the knob; None without one.
+            least_bytes: with optimizers' steps in parts, the least size of a state that moves; None for steps as they
+                are.
+
+        Raises:
+            CaptureError: it could not be captured.
+            TimeOver: the time is over.
+        """
+        given, where = self._arguments, f"on a virtual {machine.name}"
+        what = f"{self._knob.name} = {value} {where}" if self._knob and value is not None else where
+        turned = self._knob.turned(given.script_arguments, value) if self._knob and value is not None else None
+        allowed = choosing.allowed(given.allow)
+        parts = {} if least_bytes is None else {"in_parts": True, "min_size": least_bytes}
+        if parts:
+            parts["parameters"] = allowed is not None and "parameter" in allowed
+        self._watch.say(f"{what}: starting Python and importing torch")
+        try:
+            trace = self._script.capture(
+                given.script_arguments if turned is None else turned.arguments,
+                machine=machine,
+                steps=given.steps,
+                timeout_s=self._watch.left_s(),
+                environment=turned and turned.environment,
+                constants=turned and turned.constants,
+                on_phase=lambda phase: self._watch.say(f"{what}: {phase}"),
+                network=given.network,
+                kept=True,
+                **parts,
+            )
+        except CaptureError as problem:
+            if self._watch.is_over:
+                raise self._watch.over() from problem
+            raise CaptureError(f"{what}: {problem}", ours=problem.ours) from problem
+        self._watch.left_s()  # raises if the limit cut the capture short
+        return trace
