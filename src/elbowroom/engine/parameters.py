@@ -50,6 +50,7 @@ from elbowroom.engine.away_parts import AwayParts, Left
 from elbowroom.engine.conductor import Conductor, StepPlan
 from elbowroom.engine.entries import StateEntry
 from elbowroom.engine.executor import Executor
+from elbowroom.engine.file_weights import with_own_storages
 from elbowroom.engine.gradients import Gradients
 from elbowroom.engine.list_parts import Call, joined, parted, takes_lists
 from elbowroom.engine.loading import Loading
@@ -289,11 +290,41 @@ class Parameters:
         return (each for each in alive_of(nn.Parameter) if on_cpu and not each.requires_grad)
 
     def _own_storage(self, parameter: Any) -> torch.UntypedStorage | None:
+        storage = self._large_storage(parameter)
+        return storage if storage is not None and is_resizable(storage) else None
+
+    def _large_storage(self, parameter: Any) -> torch.UntypedStorage | None:
         if type(parameter) is not nn.Parameter or is_lazy(parameter) or not is_plain(parameter):
             return None
         storage = storage_of(parameter) if parameter.device == self._executor.device else None
-        fits = storage is not None and storage.nbytes() >= self._min_size_bytes and is_resizable(storage)
-        return storage if fits else None
+        return storage if storage is not None and storage.nbytes() >= self._min_size_bytes else None
+
+    def leave_files(self) -> None:
+        """Let parameters that are trained leave the files that they lie on: see Note: [Weights of a file]."""
+        if self._executor.device.type != "cpu" or not self._may_move():
+            return
+        found: dict[int, list[nn.Parameter]] = {}
+        for parameter in alive_of(nn.Parameter):
+            storage = self._large_storage(parameter)
+            if storage is not None and not storage.resizable():
+                found.setdefault(storage_key(storage), []).append(parameter)
+        parameter = storage = None
+        with self._conductor.aside():
+            for sharing in with_own_storages(found, self._min_size_bytes):
+                if isinstance(sharing, int):
+                    self._tell(sharing, "it lies on a file that other code may use too")
+                else:
+                    self._all_leave([self._taken(sharing)])
+
+    def _taken(self, parameters: list[nn.Parameter]) -> int:
+        """Let parameters that share a storage, and have it alone, be some that may move. Returns its key."""
+        storage = RAW_STORAGE(parameters[0])
+        key = storage_key(storage)
+        self._movable[key], self._owners[key] = weakref.ref(storage), [weakref.ref(each) for each in parameters]
+        self._version_of.pop(key, None)
+        self._stream_of.pop(key, None)
+        self._away.changed(key)
+        return key
 
     @staticmethod
     def _is(among: dict[int, weakref.ref[torch.UntypedStorage]], storage: torch.UntypedStorage) -> bool:
@@ -321,6 +352,7 @@ class Parameters:
         """Let the parameters of a model leave that was there before the run, as far as they may."""
         if self._loading is None or self._inside or not self._may_move():
             return
+        self.leave_files()
         self._find()
         found = {storage_key(each) for each in storages_of(model.parameters())}
         self._all_leave([key for key in found if key in self._movable])
@@ -344,15 +376,10 @@ class Parameters:
         storage = self._own_storage(parameter)
         if storage is None or self._is(self._movable, storage) or self._is(self._stay, storage):
             return None
-        key = storage_key(storage)
         if holders_of(storage) != 2:  # a tensor of the code that moves it lies there too, maybe for a moment
             self._late[id(parameter)] = weakref.ref(parameter)
             return None
-        self._movable[key], self._owners[key] = weakref.ref(storage), [weakref.ref(parameter)]
-        self._version_of.pop(key, None)
-        self._stream_of.pop(key, None)
-        self._away.changed(key)
-        return key
+        return self._taken([parameter])
 
     def _all_leave(self, keys: Iterable[int]) -> None:
         lone = by_key(self._movable[key] for key in keys)
