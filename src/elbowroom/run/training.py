@@ -345,6 +345,7 @@ class TrainingRun(RunFigures, Director, Conductor):
     def _begin_step(self, root: torch.nn.Module | None, key: Hashable, details: Hashable = None) -> None:
         known = self._expected_beside_peers(key)
         self._room.retries.turn(on=False)  # the run's own work before the step needs none
+        self._states.parameters.step_comes()
         if known is None and self._learner.parameters and alive_of(torch.optim.Optimizer):
             self._states.parameters.leave_files()
         self._await_updates(root)
