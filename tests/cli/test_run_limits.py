@@ -131,6 +131,45 @@ def test_storages_that_fit_into_no_limit_are_refused_in_the_first_backward(tmp_p
 # 600 layers of 1 MiB each: reading what was recorded of a step takes more memory than training with all of them away.
 DEEP = SCRIPT.replace("for _ in range(16):", "for _ in range(600):").replace("16 * 1024, 512", "512, 512")
 
+# Eight weights of 16 MiB on a file: with gradients and two states 512 MiB, and the process without them about 320 MiB.
+ON_FILE = """
+import sys
+import torch
+
+torch.manual_seed(0)
+torch.set_num_threads(1)
+model = torch.nn.Sequential(*[torch.nn.Linear(2048, 2048, bias=False) for _ in range(8)])
+if sys.argv[1:]:
+    torch.save(model.state_dict(), "weights.pt")
+    sys.exit()
+model = model.to("meta")
+model.load_state_dict(torch.load("weights.pt", mmap=True), assign=True)
+optimizer = torch.optim.AdamW(model.parameters(), lr=1e-3)
+data = torch.randn(64, 2048)
+for _ in range(4):
+    optimizer.zero_grad()
+    loss = model(data).square().mean()
+    loss.backward()
+    optimizer.step()
+    print(loss.item().hex(), flush=True)
+print(sum(each.double().sum().item() for each in model.state_dict().values()).hex())
+"""
+
+
+def test_trained_weights_of_a_file_stream_below_a_limit_that_kills_plain_training(tmp_path: Path) -> None:
+    script = tmp_path / "train.py"
+    script.write_text(ON_FILE)
+    assert run(python(str(script), "save"), tmp_path).returncode == 0
+    plain = run(python(str(script)), tmp_path)
+    inside = ("-m", "elbowroom", "run", "--allow", "swap,recompute,state,gradient,parameter", str(script))
+
+    killed = run_in_group(python(str(script)), tmp_path, 520 * MIB)
+    ended = run_in_group(python(*inside), tmp_path, 520 * MIB)
+
+    assert killed.returncode == -9
+    assert (ended.returncode, ended.stdout) == (0, plain.stdout), ended.stderr
+    assert "parameters swapped to disk" in ended.stderr
+
 
 def test_a_limit_that_leaves_no_room_for_a_plan_ends_nothing(tmp_path: Path) -> None:
     # given: a limit that leaves some MiB more than the training with each storage away; plain training takes 850 MiB

@@ -6,17 +6,17 @@ from dataclasses import replace
 
 import pytest
 
-from elbowroom.errors import InvalidPlan, InvalidRecord
+from elbowroom.errors import Infeasible, InvalidPlan, InvalidRecord
 from elbowroom.files.record_files import decode, encode
 from elbowroom.plan import Plan, Swap
-from elbowroom.planners import plan
+from elbowroom.planners import Means, plan
 from elbowroom.step.last_step import last_step
 from elbowroom.step.moves import moves_of_plan, tier_peak
 from elbowroom.step.schedule import StateSlot, compile_schedule
 from elbowroom.trace import Part, Trace
 from tests.core.build import Build, machine
 
-MEANS = ("swap", "parameter")
+MEANS: tuple[Means, ...] = ("swap", "parameter")
 
 
 def used() -> Trace:
@@ -85,6 +85,22 @@ def test_parameters_away_whenever_they_idle_halve_what_two_weights_take() -> Non
     assert len(made.swaps) == 4
     optimal = plan(trace, machine(), 100, min_size=1, allow=MEANS)
     assert compile_schedule(trace, optimal).peak_allocated_bytes == 100
+
+
+def test_lms_moves_parameters_at_its_limit_and_only_if_they_may() -> None:
+    trace, options = used(), {"size_bytes": 1}
+    # given room for both weights nothing leaves, and with room for one both leave whenever they idle
+    assert plan(trace, machine(), 200, "lms", min_size=1, allow=MEANS, options=options).swaps == ()
+    made = plan(trace, machine(), 100, "lms", min_size=1, allow=MEANS, options=options)
+    swaps = [(each.storage, each.out_after_op, each.back_before_op) for each in made.swaps]
+    assert swaps == [(0, 0, 3), (1, 2, 6), (0, 5, 0), (1, 7, 1)]
+    assert compile_schedule(trace, made).peak_allocated_bytes == 100
+    # then no weight leaves below its size, nor where parameters are not allowed
+    refused: list[tuple[int, tuple[Means, ...]]] = [(101, MEANS), (1, ("swap",))]
+    for size_bytes, allow in refused:
+        with pytest.raises(Infeasible) as caught:
+            plan(trace, machine(), 100, "lms", min_size=1, allow=allow, options={"size_bytes": size_bytes})
+        assert caught.value.least_feasible_bytes == 200
 
 
 def test_a_swap_of_a_parameter_at_none_of_its_idle_times_is_refused() -> None:

@@ -13,10 +13,10 @@ from torch import Tensor, nn
 from torch.utils.checkpoint import checkpoint
 
 import elbowroom as er
-from elbowroom.capture.mapped_files import of_file
 from elbowroom.capture.recording.recorder import Recorder
 from elbowroom.capture.virtual import VirtualDevice
 from elbowroom.capture.virtual.ops.ram_ops import workspace_bytes
+from elbowroom.engine.mapped_files import of_file
 from elbowroom.step.workspaces import without_workspaces
 from elbowroom.trace import Trace
 

@@ -39,9 +39,12 @@ class WeightsSize:
     steps: int
 
 
+# The optimizer's part of the largest weight holds six times its bytes: the weight, its gradient, two moments and two
+# temporary tensors. The limit leaves a quarter of its bytes for storages, the rest is the process. So a smaller size
+# has a smaller weight too. One with many blocks leaves no room to read what was recorded of a step.
 WEIGHTS_SIZES = {
     "default": WeightsSize(width=1024, depth=8, small_depth=2, steps=12),
-    "small": WeightsSize(width=896, depth=8, small_depth=2, steps=6),
+    "small": WeightsSize(width=832, depth=10, small_depth=2, steps=6),
 }
 
 

@@ -8,7 +8,7 @@ first: in a step, between two steps, for a state dict, for another model. This a
 plan can say after which of them a parameter leaves. Code that passes operators by is seen elsewhere or keeps parameters
 on the device:
 
-- Python that takes an address or a storage (raw_reads.py). One whose address was handed out stays from then on.
+- Python that takes an address or a storage (raw_reads.py). One whose address was handed out stays: Note: [Addresses].
 - Compiled code, graphs of CUDA, torch.distributed, steps without an optimizer of torch: no parameter leaves. Those of
   scripted modules stay.
 - Another tensor on the storage when it is first met, or a reference to the storage when it would leave: it stays. So
@@ -50,11 +50,13 @@ from elbowroom.engine.away_parts import AwayParts, Left
 from elbowroom.engine.conductor import Conductor, StepPlan
 from elbowroom.engine.entries import StateEntry
 from elbowroom.engine.executor import Executor
+from elbowroom.engine.file_weights import with_own_storages
 from elbowroom.engine.gradients import Gradients
+from elbowroom.engine.handed_addresses import HandedAddresses, Refs, is_among
 from elbowroom.engine.list_parts import Call, joined, parted, takes_lists
 from elbowroom.engine.loading import Loading
 from elbowroom.engine.optimizer_parts import Found, is_resizable
-from elbowroom.engine.raw_reads import RawReads
+from elbowroom.engine.raw_reads import RawReads, Use
 from elbowroom.engine.saving import Saving
 from elbowroom.engine.storages import RAW_STORAGE, alive_of, is_plain, storage_of
 from elbowroom.engine.touched import (
@@ -110,15 +112,15 @@ class Parameters:
         self._min_size_bytes = max(1, min_size_bytes)
         self._away = AwayParts(executor)
         self._gradients, self._handed = gradients, gradients.handed
-        self._movable: dict[int, weakref.ref[torch.UntypedStorage]] = {}
-        self._stay: dict[int, weakref.ref[torch.UntypedStorage]] = {}
+        self._movable: Refs = {}
+        self._addresses = HandedAddresses()
         self._stream_of: dict[int, object] = {}
         self._owners: dict[int, list[weakref.ref[nn.Parameter]]] = {}
         self._version_of: dict[Hashable, tuple[int, ...]] = {}
         self._in_step: list[list[weakref.ref[torch.UntypedStorage]]] = []
         self._last: list[list[weakref.ref[torch.UntypedStorage]]] = []
         self._counts = self.on = self._stopped = False
-        self._here: dict[int, weakref.ref[torch.UntypedStorage]] = {}
+        self._here: Refs = {}
         self._inside = False
         self._due: Action | None = None
         self._raw: RawReads | None = None
@@ -260,16 +262,12 @@ class Parameters:
         if self._executor.device.type == "cuda" and alive_of(torch.cuda.CUDAGraph):
             self.stop()
             return
-        self._stay = {key: ref for key, ref in self._stay.items() if ref() is not None}
-        gone = [key for key, ref in self._movable.items() if ref() is None or key in self._stay]
-        for key in gone:
-            del self._movable[key]
-            for of_key in (self._owners, self._version_of, self._stream_of):
-                of_key.pop(key, None)
-            self._away.changed(key)
+        for key, ref in list(self._movable.items()):
+            if (storage := ref()) is None or self._addresses.stays(storage):
+                self._forget(key)
         for key, parameters in found.items():
             storage = RAW_STORAGE(parameters[0])
-            if self._is(self._movable, storage) or self._is(self._stay, storage):
+            if is_among(self._movable, storage) or self._addresses.stays(storage):
                 continue
             if holders_of(storage) == len(parameters) + 1 and not self._has_arrays(parameters, owned):
                 self._movable[key] = weakref.ref(storage)
@@ -289,16 +287,53 @@ class Parameters:
         return (each for each in alive_of(nn.Parameter) if on_cpu and not each.requires_grad)
 
     def _own_storage(self, parameter: Any) -> torch.UntypedStorage | None:
+        storage = self._large_storage(parameter)
+        return storage if storage is not None and is_resizable(storage) else None
+
+    def _large_storage(self, parameter: Any) -> torch.UntypedStorage | None:
         if type(parameter) is not nn.Parameter or is_lazy(parameter) or not is_plain(parameter):
             return None
         storage = storage_of(parameter) if parameter.device == self._executor.device else None
-        fits = storage is not None and storage.nbytes() >= self._min_size_bytes and is_resizable(storage)
-        return storage if fits else None
+        return storage if storage is not None and storage.nbytes() >= self._min_size_bytes else None
 
-    @staticmethod
-    def _is(among: dict[int, weakref.ref[torch.UntypedStorage]], storage: torch.UntypedStorage) -> bool:
-        ref = among.get(storage_key(storage))
-        return ref is not None and ref() is storage
+    def leave_files(self) -> None:
+        """Let parameters that are trained leave the files that they lie on: see Note: [Weights of a file]."""
+        if self._executor.device.type != "cpu" or not self._may_move():
+            return
+        found: dict[int, list[nn.Parameter]] = {}
+        for parameter in alive_of(nn.Parameter):
+            storage = self._large_storage(parameter)
+            if storage is not None and not storage.resizable():
+                found.setdefault(storage_key(storage), []).append(parameter)
+        parameter = storage = None
+        with self._conductor.aside():
+            for sharing in with_own_storages(found, self._min_size_bytes):
+                if isinstance(sharing, int):
+                    self._tell(sharing, "it lies on a file that other code may use too")
+                else:
+                    self._all_leave([self._taken(sharing)])
+
+    def _forget(self, key: int) -> None:
+        """Let a storage be none that may move."""
+        del self._movable[key]
+        for of_key in (self._owners, self._version_of, self._stream_of):
+            of_key.pop(key, None)
+        self._changed(key)
+
+    def _changed(self, key: int) -> None:
+        """Forget copies of a storage's bytes: it has other ones, or may get them."""
+        self._away.changed(key)
+        self._addresses.changed(key)
+
+    def _taken(self, parameters: list[nn.Parameter]) -> int:
+        """Let parameters that share a storage, and have it alone, be some that may move. Returns its key."""
+        storage = RAW_STORAGE(parameters[0])
+        key = storage_key(storage)
+        self._movable[key], self._owners[key] = weakref.ref(storage), [weakref.ref(each) for each in parameters]
+        self._version_of.pop(key, None)
+        self._stream_of.pop(key, None)
+        self._away.changed(key)
+        return key
 
     # Loading
 
@@ -321,6 +356,7 @@ class Parameters:
         """Let the parameters of a model leave that was there before the run, as far as they may."""
         if self._loading is None or self._inside or not self._may_move():
             return
+        self.leave_files()
         self._find()
         found = {storage_key(each) for each in storages_of(model.parameters())}
         self._all_leave([key for key in found if key in self._movable])
@@ -342,17 +378,12 @@ class Parameters:
         if waits is not None and waits() is parameter:
             return None
         storage = self._own_storage(parameter)
-        if storage is None or self._is(self._movable, storage) or self._is(self._stay, storage):
+        if storage is None or is_among(self._movable, storage) or self._addresses.stays(storage):
             return None
-        key = storage_key(storage)
         if holders_of(storage) != 2:  # a tensor of the code that moves it lies there too, maybe for a moment
             self._late[id(parameter)] = weakref.ref(parameter)
             return None
-        self._movable[key], self._owners[key] = weakref.ref(storage), [weakref.ref(parameter)]
-        self._version_of.pop(key, None)
-        self._stream_of.pop(key, None)
-        self._away.changed(key)
-        return key
+        return self._taken([parameter])
 
     def _all_leave(self, keys: Iterable[int]) -> None:
         lone = by_key(self._movable[key] for key in keys)
@@ -411,7 +442,7 @@ class Parameters:
 
     def _touch(self, values: Iterable[Any], touched: Touched) -> None:
         for tensor, storage in plain_in(values):
-            if (key := storage_key(storage)) in self._movable and self._is(self._movable, storage):
+            if (key := storage_key(storage)) in self._movable and is_among(self._movable, storage):
                 touched.setdefault(key, (storage, tensor.dtype))
 
     def _begins(self, touched: Touched, *, changes: bool) -> int | None:
@@ -431,7 +462,7 @@ class Parameters:
             for key in touched:
                 self._arrive(key)  # what it replaces has left by now
                 if changes:
-                    self._away.changed(key)
+                    self._changed(key)
         recorder = self._conductor.recorder() if number is not None else None
         if recorder is not None:
             recorder.used(touched.values())
@@ -475,7 +506,7 @@ class Parameters:
         captures = streams.capturing(stream)
         for key, (storage, _) in touched.items():
             if self._stream_of.setdefault(key, stream) != stream or captures:
-                self._stay[key] = weakref.ref(storage)
+                self._addresses.keep(storage)
             if captures and key in self._away.entries:
                 self._executor.tier.home()  # which refuses a graph of copies
 
@@ -508,8 +539,10 @@ class Parameters:
         key, stream = storage_key(storage), self._executor.stream()
         if key in self._away.entries:
             return
-        moved_by_others = self._is(self._stay, storage) or self._stream_of.get(key, stream) != stream
+        moved_by_others = self._addresses.stays(storage) or self._stream_of.get(key, stream) != stream
         if moved_by_others or not is_resizable(storage):
+            if n == NONE and self._addresses.stays(storage) and not self._addresses.stays_for_good(storage):
+                return
             self._tell(storage.nbytes(), "code has its address, or uses it on several streams")
             return
         if key in self._away.copies and self._frozen(key) != self._version_of.get(key):
@@ -526,27 +559,73 @@ class Parameters:
     def _arrive(self, key: Hashable) -> None:
         self._away.arrive(key, keeps=bool(self._version_of.get(key)))
 
-    def _asked(self, tensor: torch.Tensor, for_good: bool) -> None:
-        """Bring a parameter back, as code takes its address or its storage."""
+    def _asked(self, tensor: torch.Tensor, use: Use) -> torch.UntypedStorage | None:
+        """Bring a parameter back, as code takes its address or its storage. See RawReads."""
         try:
             storage = RAW_STORAGE(tensor)
         except (RuntimeError, NotImplementedError):
-            return
-        if for_good and self._gradients.lent:
+            return None
+        if use in ("array", "ever") and self._gradients.lent:
             self._gradients.lent.forget(storage)
         if self._handed and (key := self._handed.key_of(storage)) is not None:
             self._handed.give(key)
-            return
-        if self._saving is not None and self._saving.in_tensor and self._is(self._movable, storage):
-            return
-        if for_good and storage.nbytes() >= self._min_size_bytes:
-            self._stay[storage_key(storage)] = weakref.ref(storage)
-        if not self._is(self._movable, storage):
-            return
-        if storage_key(storage) in self._away.entries:
+        elif is_among(self._movable, storage):
+            return self._asked_for(storage, use)
+        elif use in ("array", "ever") and storage.nbytes() >= self._min_size_bytes:
+            self._handed_out(storage, use)
+        return None
+
+    def _handed_out(self, storage: torch.UntypedStorage, use: Use) -> None:
+        in_ram = use == "array" and self._executor.device.type == "cpu"
+        (self._addresses.array if in_ram else self._addresses.keep)(storage)
+
+    def _asked_for(self, storage: torch.UntypedStorage, use: Use) -> torch.UntypedStorage | None:
+        if self._saving is not None and self._saving.in_tensor:
+            return None
+        if use == "reader" and (memory := self._for_reader(storage)) is not None:
+            return memory
+        key = storage_key(storage)
+        if key in self._away.entries:
             with self._conductor.aside():
-                self._arrive(storage_key(storage))
-        self._away.changed(storage_key(storage))
+                self._arrive(key)
+        if use in ("array", "ever"):
+            self._handed_out(storage, use)
+        if use != "reader":
+            self._changed(key)
+        return None
+
+    def _for_reader(self, storage: torch.UntypedStorage) -> torch.UntypedStorage | None:
+        """Return memory with the bytes of a parameter that is away, for code that reads them before the next step."""
+        if self._executor.device.type != "cpu" or not self._is_between():
+            return None
+        key = storage_key(storage)
+        found = self._addresses.mapped.get(key)
+        if found is None and key in self._away.entries:
+            with self._conductor.aside():
+                self._executor.settle()
+                found = self._away.lend(key)
+            if found is not None:
+                self._addresses.mapped[key] = found
+        if found is None:
+            self._addresses.read(storage)
+        return found
+
+    def step_comes(self) -> None:
+        """Let parameters move again whose addresses code does not have any more, before a step begins."""
+        for parameters in self._addresses.step_comes():
+            if not RAW_STORAGE(parameters[0]).resizable():
+                with self._conductor.aside():
+                    self._renew(parameters)
+
+    def _renew(self, parameters: list[nn.Parameter]) -> None:
+        """Give parameters another storage in RAM, as theirs cannot be emptied any more."""
+        storage = RAW_STORAGE(parameters[0])
+        put_on_host(parameters, torch.UntypedStorage(storage.nbytes()).copy_(storage))
+        if is_among(self._movable, storage):
+            self._forget(storage_key(storage))
+            key = self._taken(parameters)
+            renewed = self._movable[key]
+            self._last = [[renewed if ref() is storage else ref for ref in use] for use in self._last]
 
     # Life
 

@@ -66,10 +66,11 @@ def writes(op: Any) -> bool:
     return any(each.alias_info is not None and each.alias_info.is_write for each in schema_of(op).arguments)
 
 
-def put_on_host(parameters: Iterable[nn.Parameter | None], memory: torch.UntypedStorage) -> None:
-    """Give parameters this memory in RAM, which has the bytes of the storage that they share."""
+def put_on_host(parameters: Iterable[nn.Parameter | None], memory: torch.UntypedStorage, first: int = 0) -> None:
+    """Give parameters this memory in RAM, which has bytes of the storage that they share, from the `first` one on."""
     for parameter in (each for each in parameters if each is not None):
-        shape = parameter.storage_offset(), parameter.size(), parameter.stride()
+        begin = parameter.storage_offset() - first // parameter.element_size()
+        shape = begin, parameter.size(), parameter.stride()
         parameter.data = torch.empty(0, dtype=parameter.dtype, device="cpu").set_(memory, *shape)
 
 

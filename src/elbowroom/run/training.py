@@ -346,6 +346,9 @@ class TrainingRun(RunFigures, Director, Conductor):
     def _begin_step(self, root: torch.nn.Module | None, key: Hashable, details: Hashable = None) -> None:
         known = self._expected_beside_peers(key)
         self._room.retries.turn(on=False)  # the run's own work before the step needs none
+        self._states.parameters.step_comes()
+        if known is None and self._learner.parameters and alive_of(torch.optim.Optimizer):
+            self._states.parameters.leave_files()
         self._await_updates(root)
         others = key != self._key or known is not self._last
         self._running, self._key, self._current, self._makes_room = True, key, known, False

@@ -16,13 +16,13 @@ from typing import Any, final
 
 import torch
 
-from elbowroom.capture.mapped_files import takes_no_memory
 from elbowroom.capture.recording.allocator_layout import EMPTIED, fills
 from elbowroom.capture.recording.cuda_memory import CudaMemory
 from elbowroom.capture.recording.modules import ModulePaths
 from elbowroom.capture.recording.profiler_stream import Item, ProfilerStream, RecordedBlock
 from elbowroom.capture.source_lines import SourceLines
 from elbowroom.engine.entries import Entry, Happening, Observer, StateEntry
+from elbowroom.engine.mapped_files import takes_no_memory
 from elbowroom.engine.storages import alive_of, dtype_name, storage_of
 from elbowroom.engine.tensor_subclasses import inside
 from elbowroom.engine.tiers.streams import Streams

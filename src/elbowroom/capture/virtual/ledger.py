@@ -17,11 +17,11 @@ from torch.nn.parameter import UninitializedTensorMixin  # pyright: ignore[repor
 
 from elbowroom.capture.drafts import SaveDraft
 from elbowroom.capture.durations.op_line import OpLine
-from elbowroom.capture.mapped_files import takes_no_memory
 from elbowroom.capture.source_lines import SourceLines
 from elbowroom.capture.virtual.ops import sparse
 from elbowroom.capture.virtual.torch_cuda.cuda_streams import VirtualStreams
 from elbowroom.capture.virtual.wrappers import is_wrapper, parts_of
+from elbowroom.engine.mapped_files import takes_no_memory
 from elbowroom.hardware.interconnects import Communicator
 from elbowroom.torch_compat.core import storage_key, unwrapped
 from elbowroom.trace import Category, Part, PartKind, RemarkKind

@@ -11,11 +11,11 @@ from typing import TYPE_CHECKING, Any
 
 import torch
 
-from elbowroom.capture.mapped_files import MAPPED, of_file
 from elbowroom.capture.virtual.host_values.known_values import KnownValues
 from elbowroom.capture.virtual.ops import compressed, dependent_shapes, nested, recurrent
 from elbowroom.capture.virtual.tensor import CPU, is_virtual, meta_like, virtual
 from elbowroom.capture.virtual.torch_cuda.storage_methods import without_bytes
+from elbowroom.engine.mapped_files import MAPPED, of_file
 from elbowroom.torch_compat.core import in_backward, node_name, storage_holders, tensor_uses
 
 if TYPE_CHECKING:
