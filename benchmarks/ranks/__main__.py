@@ -33,7 +33,7 @@ def main() -> None:
         rig, at = rigs.checked_rig(options, given), commit()
         first, _, last = given.cases.partition("-")
         for case in CASES[int(first or 0) : int(last or len(CASES)) + 1]:
-            _keep(_row(case, estimated(case), on_rig(rig, case), at))
+            _keep(_row(case, estimated(case, rig), on_rig(rig, case), at))
     write_between(PAGE, START, END, table(newest_results(RESULTS)["ranks"]))
 
 

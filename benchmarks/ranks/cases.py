@@ -96,9 +96,12 @@ CASES = (
 )
 
 
-def estimated(case: Case) -> Estimate:
-    """What elbowroom estimates."""
-    trace = capture_script(case.path, case.arguments.split(), machine=GPU, job=case.job)
+def estimated(case: Case, rig: Path) -> Estimate:
+    """What elbowroom estimates; the schedules of a pipeline are the rig's, as versions of torch differ in theirs."""
+    words = case.arguments.split()
+    if case.script == PIPELINE:
+        words += ["--pipelining", str(rig.resolve() / "unpacked" / "torch" / "distributed" / "pipelining")]
+    trace = capture_script(case.path, words, machine=GPU, job=case.job)
     return estimate(trace, Machine.of(GPU), plans=False)
 
 
