@@ -58,6 +58,7 @@ def run(*, table: str, spec: Record, rows: list[Record]) -> Record:
     """One job, captured once for each kind of GPU it was measured on, and estimated for each."""
     import torch
 
+    from benchmarks.accuracy.rank_rivals import rivals_of
     from elbowroom.capture.job_rank import JobRank
     from elbowroom.capture.virtual import VirtualDevice
     from elbowroom.machine import Machine
@@ -65,6 +66,7 @@ def run(*, table: str, spec: Record, rows: list[Record]) -> Record:
 
     torch.set_num_threads(1)
     job = JobRank.of(0, spec["ranks"]) if "ranks" in spec else None
+    beside = {} if job is None else rivals_of(table, spec)  # before the virtual device: each makes groups of its own
     os.environ.update({} if job is None else job.environment())
     module = importlib.import_module(f"benchmarks.accuracy.tables.{table}")
     alike: dict[str, str] = getattr(module, "CAPTURED_ON", {})
@@ -78,6 +80,8 @@ def run(*, table: str, spec: Record, rows: list[Record]) -> Record:
             traces[kind] = device.trace()
         loading, allocator = getattr(module, "LOADING", "lazy"), getattr(module, "ALLOCATOR", "")
         done.append(_estimated(given, traces[kind], loading, allocator))
+    if job is not None:
+        done = [{**row, "rivals": beside} for row in done]
     remarks = {(each.kind, each.name): each.count for trace in traces.values() for each in trace.remarks}
     return {"rows": done, "remarks": [[kind, name, count] for (kind, name), count in remarks.items()]}
 

@@ -9,7 +9,6 @@ from __future__ import annotations
 import argparse
 import datetime
 import fcntl
-import json
 import os
 from typing import Any
 
@@ -34,7 +33,7 @@ def main() -> None:
         rig, at = rigs.checked_rig(options, given), commit()
         first, _, last = given.cases.partition("-")
         for case in CASES[int(first or 0) : int(last or len(CASES)) + 1]:
-            _keep(_row(case, estimated(case), on_rig(rig, case), at))
+            _keep(_row(case, estimated(case, rig), on_rig(rig, case), at))
     write_between(PAGE, START, END, table(newest_results(RESULTS)["ranks"]))
 
 
@@ -49,13 +48,13 @@ def _row(case: Case, found: Estimate, there: tuple[int, int], at: str) -> dict[s
 
 
 def _keep(row: dict[str, Any]) -> None:
-    """Write a row into today's result, in the place of an earlier one of the same case."""
+    """Write a row into today's result, with the newest ones of the other cases."""
     today = datetime.date.today()
     path = RESULTS / f"ranks_rig_{today:%Y%m%d}.json"
     lock = os.open(RESULTS, os.O_RDONLY)  # several processes may share the cases
     try:
         fcntl.flock(lock, fcntl.LOCK_EX)
-        before = json.loads(path.read_text())["rows"] if path.exists() else []
+        before = newest_results(RESULTS)["ranks"]["rows"]
         rows = {each["title"]: each for each in (*before, row)}
         versions = {"elbowroom": installed_version(), "torch": torch.__version__, "rig": "2.11.0+cu130"}
         kept = [rows[case.title] for case in CASES if case.title in rows]

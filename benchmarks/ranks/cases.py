@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import subprocess
+import tempfile
+from contextlib import ExitStack
 from pathlib import Path
 from typing import NamedTuple
 
@@ -13,7 +15,7 @@ from elbowroom.capture.script import capture_script
 from elbowroom.machine import Machine
 
 FOLDER = Path(__file__).parent
-SCRIPT = FOLDER / "train.py"
+PIPELINE = "pipeline.py"
 GPU = "h100-sxm"
 
 
@@ -25,12 +27,24 @@ class Case(NamedTuple):
         ranks: processes of the job.
         rank: the one that is looked at.
         arguments: those of the script.
+        script: its name.
     """
 
     title: str
     ranks: int
     rank: int
     arguments: str
+    script: str = "train.py"
+
+    @property
+    def path(self) -> Path:
+        """The script."""
+        return FOLDER / self.script
+
+    @property
+    def together(self) -> range:
+        """Ranks that run on the rig: all stages of a pipeline, as they ask each other for shapes."""
+        return range(self.ranks) if self.script == PIPELINE else range(self.rank, self.rank + 1)
 
     @property
     def job(self) -> JobRank:
@@ -72,39 +86,56 @@ CASES = (
     Case("tensor and sequence parallel", 1024, 5, "--mode tp --sequence"),
     Case("tensor parallel and FSDP2", 1024, 1023, "--mode 2d --bf16"),
     Case("tensor, sequence parallel and FSDP2, made on meta", 64, 0, "--mode 2d --bf16 --sequence --meta"),
+    Case("pipeline, GPipe", 4, 0, "--schedule GPipe", PIPELINE),
+    Case("pipeline, 1F1B", 4, 0, "--schedule 1F1B", PIPELINE),
+    Case("pipeline, 1F1B, a stage between", 4, 1, "--schedule 1F1B", PIPELINE),
+    Case("pipeline, 1F1B, the last stage", 4, 3, "--schedule 1F1B", PIPELINE),
+    Case("pipeline, 1F1B, shapes given", 4, 2, "--schedule 1F1B --static", PIPELINE),
+    Case("pipeline, Interleaved1F1B", 4, 3, "--schedule Interleaved1F1B --stages 2", PIPELINE),
+    Case("pipeline, ZBVZeroBubble", 4, 0, "--schedule ZBVZeroBubble --stages 2", PIPELINE),
 )
 
 
-def estimated(case: Case) -> Estimate:
-    """What elbowroom estimates."""
-    trace = capture_script(SCRIPT, case.arguments.split(), machine=GPU, job=case.job)
+def estimated(case: Case, rig: Path) -> Estimate:
+    """What elbowroom estimates; the schedules of a pipeline are the rig's, as versions of torch differ in theirs."""
+    words = case.arguments.split()
+    if case.script == PIPELINE:
+        words += ["--pipelining", str(rig.resolve() / "unpacked" / "torch" / "distributed" / "pipelining")]
+    trace = capture_script(case.path, words, machine=GPU, job=case.job)
     return estimate(trace, Machine.of(GPU), plans=False)
 
 
-def command(rig: Path, case: Case) -> tuple[list[str], dict[str, str]]:
-    """The process on the rig, and its environment.
+def command(rig: Path, case: Case, job: JobRank, mail: str) -> tuple[list[str], dict[str, str]]:
+    """The process of a rank on the rig, and its environment.
 
     The device has pages of its own, which nothing touches: DistributedDataParallel reads some on the host.
     """
     variables = {
-        **case.job.environment(),
-        "FAKECUDA_DEVICES": str(case.job.local_ranks),
+        **job.environment(),
+        "FAKECUDA_DEVICES": str(job.local_ranks),
         "FAKECUDA_CC": "90",
         "FAKECUDA_SMS": "132",
         "FAKECUDA_CAPACITY": str(80 << 30),
         "FAKECUDA_COPIES": str(1 << 20),
+        "MAIL": mail,
     }
     environment = environment_of(variables=variables)
     del environment["FAKECUDA_BACKING"]
-    words = [str(rig / "fake_torch.sh"), str(FOLDER / "around.py"), str(SCRIPT), *case.arguments.split()]
+    words = [str(rig / "fake_torch.sh"), str(FOLDER / "around.py"), str(case.path), *case.arguments.split()]
     return words, environment
 
 
 def on_rig(rig: Path, case: Case) -> tuple[int, int]:
     """Allocated and reserved peak of the CUDA build."""
-    words, environment = command(rig, case)
-    done = subprocess.run(words, env=environment, capture_output=True, text=True, check=False)
-    if "@@" not in done.stdout:
-        raise RuntimeError(f"{case.title} failed on the rig:\n{done.stderr[-4000:]}")
-    allocated, reserved = done.stdout.partition("@@")[2].split()
+    with tempfile.TemporaryDirectory() as mail, ExitStack() as running:
+        jobs = [JobRank.of(rank, case.ranks) for rank in case.together]
+        processes = [running.enter_context(_started(*command(rig, case, job, mail))) for job in jobs]
+        said = [process.communicate() for process in processes][case.rank - jobs[0].rank]
+    if "@@" not in said[0]:
+        raise RuntimeError(f"{case.title} failed on the rig:\n{said[1][-4000:]}")
+    allocated, reserved = said[0].partition("@@")[2].split()
     return int(allocated), int(reserved)
+
+
+def _started(words: list[str], environment: dict[str, str]) -> subprocess.Popen[str]:
+    return subprocess.Popen(words, env=environment, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True)

@@ -12,10 +12,13 @@ import pytest
 
 from elbowroom.allocator.settings import VARIABLES
 from elbowroom.answers.pareto import Pareto
+from elbowroom.capture.job_rank import JobRank
 from elbowroom.cli import main
+from elbowroom.hardware.interconnects import Communicator, Interconnect
 from elbowroom.machine import Machine
 from elbowroom.plan import Plan
-from elbowroom.trace import Event, Op, Save, Step, Storage, Trace
+from elbowroom.step.exchange_times import with_exchange_times
+from elbowroom.trace import Event, Exchange, Op, Save, Step, Storage, Trace
 from tests.cli.answers import answered
 
 GIB = 2**30
@@ -259,3 +262,70 @@ def test_what_cannot_be_planned_is_said_before_the_capture(
     assert "which is less than the number a card is sold with; write auto" in capsys.readouterr().err
     assert main(["plan", script, "--gpu", "rtx3060", "--planner", "best"]) == 2
     assert "--planner: given 'best'; allowed is one of keep_all, " in capsys.readouterr().err
+
+
+def exchanging(seen: list[Mapping[str, object]]) -> Any:
+    """A capture of layers of 1 GiB each of which the last op of a step is an all-reduce of 1 GiB over 8 GPUs."""
+
+    def capture(_path: str, _argv: Sequence[str] = (), **others: object) -> Trace:
+        seen.append(others)
+        trace = layers(GIB)
+        reduced = _op("c10d.allreduce", "backward", 0, reads=(0,))
+        ops = (*trace.ops, reduced)
+        made = replace(
+            trace,
+            ops=ops,
+            steps=(Step(0, len(ops)),),
+            events=(*trace.events[:-1], Event(len(ops) - 1, 0, -GIB)),
+            communicators=(Communicator(8, 8, 8),),
+            exchanges=(Exchange(len(ops) - 1, 0, GIB),),
+        )
+        wires = Interconnect.of_gpu("rtx4090", 89, others.get("interconnect"))  # type: ignore[arg-type]
+        return with_exchange_times(made, wires)
+
+    return capture
+
+
+def test_a_plan_of_a_rank_counts_the_time_of_its_collectives(
+    script: str, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    seen: list[Mapping[str, object]] = []
+    monkeypatch.setattr(capture_module, "capture_script", exchanging(seen))
+    words = ["plan", script, "--gpu", "rtx4090", "--budget", "4GiB", "--ranks", "8", "--rank", "last", "--json"]
+
+    assert main([*words, "--interconnect", "1GB/s,1xethernet-25", "--trace", "slow.json"]) == 0
+    slow = answer(capsys)
+    assert main([*words, "--interconnect", "100GB/s,1xethernet-25"]) == 0
+    fast = answer(capsys)
+
+    # then the last rank was captured, with the links that were named
+    assert [each["job"] for each in seen] == [JobRank.of(7, 8)] * 2
+    assert [each["interconnect"] for each in seen] == ["1GB/s,1xethernet-25", "100GB/s,1xethernet-25"]
+    # a ring of 8 moves 2 * 7/8 of 1 GiB over each link: at least 1.8 s at 1 GB/s, and 18 ms at 100 GB/s
+    saved_s = (slow["simulated"]["step_ns"] - fast["simulated"]["step_ns"]) / 1e9
+    assert saved_s > 1.7
+    assert slow["everything_kept"]["step_ns"] - fast["everything_kept"]["step_ns"] > 1.7e9
+
+    # then a trace has the times that it was made with, and gets other ones where links are named
+    of_trace = ["plan", "slow.json", "--gpu", "rtx4090", "--budget", "4GiB", "--json"]
+    assert main(of_trace) == 0
+    assert answer(capsys)["simulated"]["step_ns"] == slow["simulated"]["step_ns"]
+    assert main([*of_trace, "--interconnect", "100GB/s,1xethernet-25"]) == 0
+    assert answer(capsys)["simulated"]["step_ns"] == fast["simulated"]["step_ns"]
+
+
+@pytest.mark.parametrize(
+    ("words", "said"),
+    [
+        (("train.py", "--ranks", "8", "--rank", "0,last"), "--rank: given 2 ranks; plan takes one"),
+        (("trace.json", "--ranks", "8"), "--ranks: given with the trace trace.json; allowed is a script"),
+        (("train.py", "--ranks", "8", "--interconnect", "fast"), "interconnect"),
+    ],
+)
+def test_ranks_that_no_plan_is_of_are_refused(
+    script: str, words: tuple[str, ...], said: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    layers(GIB).save(Path(script).with_name("trace.json"))
+
+    assert main(["plan", *words, "--gpu", "rtx4090", "--budget", "4GiB"]) == 2
+    assert said in capsys.readouterr().err

@@ -15,7 +15,7 @@ def test_a_rank_peaks_as_in_the_cuda_build(case: Case) -> None:
     if rig is None:
         pytest.skip("ELBOWROOM_RIG is not set: no rig with the CUDA build of PyTorch")
 
-    answer = estimated(case)
+    answer = estimated(case, rig)
 
     allocated, reserved = on_rig(rig, case)
     assert answer.peak_allocated_bytes == pytest.approx(allocated, rel=0.01)

@@ -172,7 +172,7 @@ def test_a_group_of_another_size_is_refused(tmp_path: Path) -> None:
 
 def test_objects_of_another_rank_are_not_made_up(tmp_path: Path) -> None:
     text = f"{BEGIN}found = [rank]\ndist.broadcast_object_list(found)\nassert found == [rank]\n"
-    text += "dist.recv_object_list([None])\n"
+    text += "dist.recv_object_list([None])\n"  # of any rank
 
     with pytest.raises(CaptureError, match="it receives objects from another rank, which is not there"):
         captured(tmp_path, text, 0, 8)

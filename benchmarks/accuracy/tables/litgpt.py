@@ -12,7 +12,7 @@ the frozen weights among them: they lie in one storage with those of LoRA.
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -206,6 +206,11 @@ def model_of(model: str, method: str, quantization: str) -> Decoder:
     for name, parameter in net.named_parameters():
         parameter.requires_grad_(trainable(name, method))
     return net
+
+
+def whole_model(spec: Mapping[str, Any]) -> Decoder:
+    """The model of a row before it is sharded."""
+    return model_of(spec["model"], spec["method"], spec["quantization"])
 
 
 class Pieces(nn.Module):

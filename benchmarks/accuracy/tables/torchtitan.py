@@ -9,7 +9,7 @@ reductions; AdamW, gradients clipped, and a loss of float32 logits.
 from __future__ import annotations
 
 from collections import defaultdict
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
@@ -30,6 +30,7 @@ LAYERS, WIDTH, HEADS, GROUPS, MLP, VOCABULARY = 32, 4096, 32, 8, 14336, 128256
 HEAD = WIDTH // HEADS
 TOKENS = 8192
 ATTENTION = ("_scaled_dot_product_efficient_attention", "_scaled_dot_product_flash_attention")
+ATTENTION += ("_scaled_dot_product_flash_attention_for_cpu",)  # for tools that count on the CPU
 ALLOCATOR = "expandable_segments:True"
 """run_llama_train.sh sets it."""
 
@@ -146,12 +147,19 @@ def _every_second_product() -> Any:
     return create_selective_checkpoint_contexts(policy)
 
 
-def train(*, batch: int, ranks: int) -> None:
-    """The steps of a row, without end."""
-    dist.init_process_group("nccl")
-    mesh = init_device_mesh("cuda", (ranks,))
-    with torch.device("meta"):
-        model = Llama()
+def whole_model(_: Mapping[str, Any]) -> Llama:
+    """The model of a row before it is sharded."""
+    return Llama()
+
+
+def batch_of(spec: Mapping[str, Any]) -> tuple[Tensor, Tensor]:
+    """Tokens and labels of a step."""
+    ids, labels = (torch.zeros(spec["batch"], TOKENS, dtype=torch.long) for _ in range(2))
+    return ids, labels
+
+
+def shard(model: Llama, mesh: Any) -> None:
+    """Wrap and shard the model as its settings say."""
     how: dict[str, Any] = {
         "mesh": mesh,
         "mp_policy": MixedPrecisionPolicy(param_dtype=torch.bfloat16, reduce_dtype=torch.float32),
@@ -161,14 +169,29 @@ def train(*, batch: int, ranks: int) -> None:
         model.layers[number] = wrapped
         fully_shard(wrapped, **how, reshard_after_forward=int(number) < LAYERS - 1)
     fully_shard(model, **how, reshard_after_forward=True)
+
+
+def tracked(model: Llama, optimizer: torch.optim.Optimizer, inputs: tuple[Tensor, Tensor]) -> None:
+    """One step."""
+    ids, labels = inputs
+    optimizer.zero_grad()
+    logits = model(ids)
+    loss = functional.cross_entropy(logits.flatten(0, 1).float(), labels.flatten(0, 1))
+    del logits
+    loss.backward()
+    torch.nn.utils.clip_grad_norm_(model.parameters(), 1.0)
+    optimizer.step()
+
+
+def train(*, batch: int, ranks: int) -> None:
+    """The steps of a row, without end."""
+    dist.init_process_group("nccl")
+    mesh = init_device_mesh("cuda", (ranks,))
+    with torch.device("meta"):
+        model = Llama()
+    shard(model, mesh)
     model.to_empty(device="cuda")
     optimizer = torch.optim.AdamW(model.parameters(), lr=3e-4, betas=(0.9, 0.95), weight_decay=0.1, foreach=True)
     while True:
-        ids, labels = (torch.zeros(batch, TOKENS, dtype=torch.long).to("cuda") for _ in range(2))
-        optimizer.zero_grad()
-        logits = model(ids)
-        loss = functional.cross_entropy(logits.flatten(0, 1).float(), labels.flatten(0, 1))
-        del logits
-        loss.backward()
-        torch.nn.utils.clip_grad_norm_(model.parameters(), 1.0, foreach=True)
-        optimizer.step()
+        ids, labels = (each.to("cuda") for each in batch_of({"batch": batch}))
+        tracked(model, optimizer, (ids, labels))

@@ -87,11 +87,7 @@ def _check(script: scripts.Script, cases: Sequence[Case], arguments: argparse.Na
         raise UsageError(
             f"--out: given with {len(cases)} GPUs or ranks; allowed is one: each has a trace of its own; name one"
         )
-    if script.path.endswith(scripts.RECORD) and cases[0][1] is not None:
-        raise UsageError(
-            f"--ranks: given with the trace {script.path}; allowed is a script: a trace is of the rank it was made "
-            "for; estimate the script, or leave out --ranks"
-        )
+    ranks.refuse_trace(script.path, cases[0][1])
 
 
 def _traces(script: scripts.Script, cases: Sequence[Case], arguments: argparse.Namespace, watch: Watch) -> list[Trace]:
@@ -173,7 +169,7 @@ def _in_parts(script: scripts.Script, trace: Trace, case: Case, arguments: argpa
     if script.path.endswith(scripts.RECORD):
         return trace
     machine, job = case
-    own = {} if job is None else {"job": job}
+    own = {} if job is None else {"job": job, "interconnect": arguments.interconnect}
     least_bytes = least_size(machine.tiers[0].capacity_bytes)
     made = scripts.captured(
         script, machine, arguments, watch, in_parts=True, parameters=True, min_size=least_bytes, **own

@@ -7,17 +7,19 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from elbowroom.cli import choosing, failures, output, scripts
+from elbowroom.cli import choosing, failures, output, ranks, scripts
 from elbowroom.cli.answer_types import FileKind, PlanAnswer, TimelineFigures, WrittenFile
 from elbowroom.cli.progress import progress
 from elbowroom.cli.report_verb import bound_figures, line_figures, shares
 from elbowroom.cli.run_settings import DEFAULTS, settings_of
 from elbowroom.errors import Infeasible, UsageError
+from elbowroom.step.exchange_times import with_exchange_times
 from elbowroom.step.least_size import least_size, said
 from elbowroom.watch import Watch
 
 if TYPE_CHECKING:
     from elbowroom.answers.pareto import Pareto
+    from elbowroom.capture.job_rank import JobRank
     from elbowroom.machine import Machine
     from elbowroom.report import Subject
     from elbowroom.trace import Trace
@@ -43,6 +45,7 @@ def add(verbs: Any) -> None:
         verbs, "plan", short=short, usage=USAGE, description=DESCRIPTION, timeout_s=scripts.SEARCH_TIMEOUT_S
     )
     parser.add_argument("--gpu", metavar="NAME", help="GPU by name (`elbowroom machine --list`)")
+    ranks.add(parser)
     parser.add_argument(
         "--budget",
         help=f"device memory a step may hold, per tier too (host=24GiB), or least (default: {DEFAULTS['budget']})",
@@ -67,10 +70,12 @@ def execute(arguments: argparse.Namespace) -> int:
     """Plan, and say what was planned."""
     _check(arguments)
     script = scripts.script_of(arguments, "plan")
+    job = ranks.job_of(arguments, "plan")
+    ranks.refuse_trace(script.path, job)
     asked = _asked(arguments)
     with progress() as say:
         watch = Watch(say, arguments.timeout)
-        trace, machine = _given(script, arguments, asked, watch)
+        trace, machine = _given((script, job), arguments, asked, watch)
         written = _kept(trace, arguments)
         try:
             subject = _planned(trace, machine, asked, watch)
@@ -118,9 +123,12 @@ def _asked(arguments: argparse.Namespace) -> dict[str, Any]:
 
 
 def _given(
-    script: scripts.Script, arguments: argparse.Namespace, asked: Mapping[str, Any], watch: Watch
+    what: tuple[scripts.Script, JobRank | None], arguments: argparse.Namespace, asked: Mapping[str, Any], watch: Watch
 ) -> tuple[Trace, Machine]:
-    """Return the trace, read or captured, and the machine: this computer for a trace of its CPU."""
+    """Return the trace, read or captured, and the machine: this computer for a trace of its CPU.
+
+    Collectives of a trace from a file keep their times if no interconnect is given.
+    """
     from elbowroom.machine import Machine
     from elbowroom.planners import means_of
     from elbowroom.planners.budget.budgets import device_bytes
@@ -128,14 +136,23 @@ def _given(
     from elbowroom.trace import Trace
     from elbowroom.units import parse_budget
 
+    script, job = what
     trace = Trace.load(script.path) if script.path.endswith(scripts.RECORD) else None
     if trace is not None and trace.device == "cpu" and not arguments.gpu:
         return trace, Machine.here(device="cpu")
     machine = scripts.machine_of(arguments.gpu)
     follows = least_size(device_bytes(machine, parse_budget(asked["budget"])))
     means = means_of(asked.get("allow"))
-    parts = {"in_parts": not set(OF_STATES).isdisjoint(means), "min_size": asked.get("min_size", follows)}
+    parts: dict[str, Any] = {
+        "in_parts": not set(OF_STATES).isdisjoint(means),
+        "min_size": asked.get("min_size", follows),
+    }
     parts["parameters"] = "parameter" in means
+    wires = ranks.wires_of(arguments, machine)
+    if job is not None:
+        parts |= {"job": job, "interconnect": arguments.interconnect}
+    if trace is not None and arguments.interconnect is not None:
+        trace = with_exchange_times(trace, wires)
     return trace or scripts.captured(script, machine, arguments, watch, **parts), machine
 
 

@@ -7,6 +7,7 @@ import os
 from collections.abc import Mapping
 
 from elbowroom.capture.job_rank import JobRank
+from elbowroom.cli.scripts import RECORD
 from elbowroom.errors import UsageError
 from elbowroom.hardware.interconnects import Interconnect
 from elbowroom.machine import Machine
@@ -62,6 +63,33 @@ def jobs_of(arguments: argparse.Namespace, environment: Mapping[str, str] | None
             raise UsageError(f"--rank: given {word.strip()} twice; allowed is each once; leave one out")
         found.append(job)
     return found
+
+
+def job_of(arguments: argparse.Namespace, verb: str) -> JobRank | None:
+    """Return the one process to look at; None if no job of many was asked for.
+
+    Raises:
+        UsageError: several are given, or as for `jobs_of`.
+    """
+    found = jobs_of(arguments)
+    if len(found) > 1:
+        raise UsageError(
+            f"--rank: given {len(found)} ranks; {verb} takes one, as each rank has its own; run it once for each"
+        )
+    return found[0]
+
+
+def refuse_trace(path: str, job: JobRank | None) -> None:
+    """Refuse a trace where a rank is asked for.
+
+    Raises:
+        UsageError: both are given.
+    """
+    if path.endswith(RECORD) and job is not None:
+        raise UsageError(
+            f"--ranks: given with the trace {path}; allowed is a script: a trace is of the rank it was made for; name "
+            "the script, or leave out --ranks"
+        )
 
 
 def size_of(

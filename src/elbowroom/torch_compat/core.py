@@ -286,6 +286,12 @@ def leaves_below(outputs: Any) -> list[torch.Tensor]:
     return found
 
 
+def leaf_of(given: Any) -> torch.Tensor | None:
+    """Return the tensor whose gradient is asked for: itself, or the leaf at an edge of the graph; None elsewhere."""
+    found = given if isinstance(given, torch.Tensor) else getattr(getattr(given, "node", None), "variable", None)
+    return found if isinstance(found, torch.Tensor) else None
+
+
 def tensor_uses(tensor: torch.Tensor) -> int:
     """Return the number of references that C++ holds on a tensor, those of the call in progress included."""
     return tensor._use_count()  # pyright: ignore[reportAttributeAccessIssue]

@@ -21,6 +21,7 @@ from types import FrameType
 from typing import TYPE_CHECKING, Any
 
 from elbowroom.capture.job_rank import JobRank, OwnGpu
+from elbowroom.capture.rank_mail import RankMail
 from elbowroom.capture.script import kept_away, landlock, savers, smi, written_modules
 from elbowroom.capture.script import opened_files as files
 from elbowroom.capture.script import script_errors as faults
@@ -44,7 +45,7 @@ _REPORT_S = 0.2
 def main(folder: str, argument: str, over: int) -> None:
     """Carry out an order; `over` is the signal that comes when its time is over."""
     order = ScriptOrder(**json.loads(argument))
-    landlock.write_only_in([folder, *SYSTEM, *_caches(order)])
+    landlock.write_only_in([folder, *SYSTEM, *_shared(order)])
     asked: set[str] = set()
     try:
         problem = _capture(order, Path(folder), asked, over)
@@ -108,7 +109,7 @@ def _around(order: ScriptOrder, folder: Path, refused: list[str]) -> ReadFiles |
     read = ReadFiles(own) if order.kept else None
     if read is not None:
         read.start()
-    overlay = Overlay(str(folder), _caches(order))
+    overlay = Overlay(str(folder), _shared(order))
     files.install(overlay, savers.install(overlay))
     written_modules.install(overlay)
     kept_away.CallGuard(own, network=order.network, refused=refused.append).start()
@@ -127,7 +128,8 @@ def _device(order: ScriptOrder, folder: Path) -> VirtualDevice:
         smi.install(folder, target)
     else:
         RamGuard(hard_limits()).stand(alone=True)  # a training waits: the kernel must have no reason to kill
-    return VirtualDevice(target, steps=order.steps, min_size_bytes=order.min_size_bytes, job=job)
+    mail = RankMail(order.mail, job.rank, rests=order.companion) if job is not None and order.mail else None
+    return VirtualDevice(target, steps=order.steps, min_size_bytes=order.min_size_bytes, job=job, mail=mail)
 
 
 def _record(device: VirtualDevice, order: ScriptOrder, folder: Path) -> None:
@@ -173,14 +175,15 @@ def _no_steps(device: VirtualDevice, order: ScriptOrder) -> faults.Fault:
     return faults.no_steps(order.script)
 
 
-def _caches(order: ScriptOrder) -> list[str]:
-    """Return the folders of downloads, for a script that may use the network."""
-    return [os.path.expanduser("~/.cache")] if order.network else []
+def _shared(order: ScriptOrder) -> list[str]:
+    """Return the folders of downloads, for a script that may use the network, and of the mail of ranks."""
+    caches = [os.path.expanduser("~/.cache")] if order.network else []
+    return [*caches, *([order.mail] if order.mail else [])]
 
 
 def _own(folder: Path, order: ScriptOrder) -> tuple[str, ...]:
     """Return the folders in which files may change: by their names, and without symbolic links."""
-    named = [str(folder), *SYSTEM, *_caches(order)]
+    named = [str(folder), *SYSTEM, *_shared(order)]
     return tuple(dict.fromkeys([*named, *map(os.path.realpath, named)]))
 
 

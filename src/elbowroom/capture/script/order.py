@@ -27,6 +27,8 @@ class ScriptOrder:
         compiled: whether to report what torch.compile saves for backward.
         job: rank, ranks and ranks of a computer of the process of a job that it is; empty if it is not said.
         kept: whether the trace is kept for the next capture, so that the child says which files the script read.
+        mail: folder in which ranks of the job send each other what has to be known; "" if there are none.
+        companion: whether it runs only for what it sends to the rank that is captured.
     """
 
     script: str
@@ -40,6 +42,8 @@ class ScriptOrder:
     compiled: bool = False
     job: Sequence[int] = ()
     kept: bool = False
+    mail: str = ""
+    companion: bool = False
 
     @property
     def label(self) -> str:

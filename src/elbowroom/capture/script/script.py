@@ -10,7 +10,6 @@ import json
 import os
 import signal
 import subprocess
-import sys
 import tempfile
 import time
 from collections.abc import Callable, Mapping, Sequence
@@ -19,9 +18,9 @@ from pathlib import Path
 from typing import NamedTuple, TypedDict, Unpack
 
 from elbowroom.capture.job_rank import JobRank
-from elbowroom.capture.script import guard, kept_captures
+from elbowroom.capture.script import guard, kept_captures, script_process
+from elbowroom.capture.script.companions import Companions, with_mail
 from elbowroom.capture.script.find_module import module_file
-from elbowroom.capture.script.kept_away import surroundings
 from elbowroom.capture.script.order import COMPILING, TIMEOUT_S, WRITING, ScriptOrder
 from elbowroom.capture.script.read_files import READ
 from elbowroom.capture.script.script_errors import over
@@ -41,7 +40,6 @@ GRACE_S = 10.0
 """Seconds in which a script must be left when its time is over; writing its trace may take longer."""
 
 _POLL_S = 0.1
-_GUARD_S = 20.0
 _SAID_LINES = 12
 
 
@@ -201,7 +199,7 @@ def _captured(
         folder = Path(place)
         target.save(folder / "machine.json")
         (folder / "tmp").mkdir()
-        code = _run(order, folder, environment, progress)
+        code = _run(with_mail(order, folder), folder, environment, progress)
         found = _answer(order, folder, code, progress.asked)
         read = json.loads(_text(folder / READ) or "null")
     in_time = time.time_ns() - since_ns < order.timeout_s * 10**9  # else it may have fewer steps than were asked for
@@ -238,37 +236,30 @@ def _gpu(machine: str | Machine) -> Machine:
 
 def _run(order: ScriptOrder, folder: Path, environment: Mapping[str, str], progress: ChildProgress) -> int:
     """Run the child to its end; return its exit code."""
-    # -P: elbowroom's own imports must not come from the working directory; the child adds the script's folder.
-    command = [sys.executable, "-P", guard.__file__, str(folder), order.argument()]
     with (folder / "output").open("wb") as output:
-        child = subprocess.Popen(
-            command,
-            stdin=subprocess.PIPE,
-            stdout=output,
-            stderr=subprocess.STDOUT,
-            env={**os.environ, **surroundings(str(folder), network=order.network), **environment, **_terminal()},
-            start_new_session=True,
-        )
+        child = script_process.start(order, folder, environment, output)
+        companions = Companions(order, folder, environment)
         try:
-            _wait(child, order, folder, progress)
+            _wait(child, order, folder, progress, companions)
         finally:
-            _end(child)
+            companions.end()
+            script_process.end(child)
     return int(_text(folder / "code") or -signal.SIGKILL)
 
 
-def _terminal() -> dict[str, str]:
-    """Return the variable with the terminal, whose size scripts read (`stty size`) to draw progress bars."""
-    with suppress(OSError, ValueError, AttributeError):
-        return {guard.TERMINAL: os.ttyname(sys.stdin.fileno())}
-    return {}
-
-
-def _wait(child: subprocess.Popen[bytes], order: ScriptOrder, folder: Path, progress: ChildProgress) -> None:
+def _wait(
+    child: subprocess.Popen[bytes],
+    order: ScriptOrder,
+    folder: Path,
+    progress: ChildProgress,
+    companions: Companions,
+) -> None:
     until, seen, phase, asked = time.monotonic() + order.timeout_s, 0, "", False
     while True:
         with suppress(subprocess.TimeoutExpired):
             child.wait(_POLL_S)
             return
+        companions.look()
         now = _steps_seen(folder)
         if now > seen:
             seen = now
@@ -291,18 +282,6 @@ def _ask_to_end(child: subprocess.Popen[bytes]) -> None:
     with suppress(BrokenPipeError):
         child.stdin.write(guard.END)
         child.stdin.flush()
-
-
-def _end(child: subprocess.Popen[bytes]) -> None:
-    """Have the guard end the script and the processes that it started; the guard has its own process group."""
-    assert child.stdin is not None
-    with suppress(BrokenPipeError):
-        child.stdin.close()
-    try:
-        child.wait(_GUARD_S)
-    except subprocess.TimeoutExpired:  # something hangs in the kernel
-        os.killpg(child.pid, signal.SIGKILL)
-        child.wait()
 
 
 def _answer(order: ScriptOrder, folder: Path, code: int, on_asked: Callable[[frozenset[str]], None]) -> Trace:

@@ -13,6 +13,7 @@ import torch
 from elbowroom.capture.arrivals import changed_once_there
 from elbowroom.capture.in_parts import PartsWatch
 from elbowroom.capture.job_rank import JobRank
+from elbowroom.capture.rank_mail import RankMail
 from elbowroom.capture.recording.modules import ModulePaths
 from elbowroom.capture.recording.observing_director import OptimizerWatch
 from elbowroom.capture.steady import with_inputs, without_gaps
@@ -90,6 +91,7 @@ class VirtualDevice:
         min_size_bytes: steps of optimizers are carried out in parts, which name the states of at least this size; None
             carries them out whole.
         job: the process of a job that it is the GPU of; None if only the script says so.
+        mail: what it really sends to other processes of the job, and receives.
 
     Attributes:
         steps_seen: number of complete steps.
@@ -113,6 +115,7 @@ class VirtualDevice:
         cublas_handles: int = 2,
         min_size_bytes: int | None = None,
         job: JobRank | None = None,
+        mail: RankMail | None = None,
     ) -> None:
         self._steps = steps
         self._machine = machine
@@ -134,7 +137,7 @@ class VirtualDevice:
         self._roots: dict[int, weakref.ref[torch.nn.Module]] = {}
         self.repeats = Repeats(self._mode, self._root)
         self.started = Started(self.ledger, lambda: not self.steps_seen and not self.host_steps, self._mode.forked)
-        self.groups = Groups(self._mode, job)
+        self.groups = Groups(self._mode, job, mail)
         self._parts = PartsWatch(self._optimizer_starts, min_size_bytes, self._part_begins, self._part_ends)
         self._min_size_bytes = min_size_bytes or 0
         self._ran_out = False
@@ -196,6 +199,7 @@ class VirtualDevice:
 
     def __exit__(self, kind: type[BaseException] | None, problem: object, trace: object) -> bool:
         self._classify_modules()
+        self._roots.clear()
         self._updates.close()
         self.compiled.hold()
         self._mode.off = True
@@ -295,7 +299,6 @@ class VirtualDevice:
             if module is not None:
                 self.ledger.classify("parameter", module.parameters())
                 self.ledger.classify("buffer", module.buffers())
-        self._roots.clear()
 
     def _optimizer_begins(self, optimizer: Any, args: Any, kwargs: Any) -> None:
         if self._steps is not None and self._counts.get(id(optimizer), 0) >= 8 * self._steps:
@@ -334,7 +337,8 @@ class VirtualDevice:
         ):
             self._host_step_ends(optimizer)
             return
-        self._updates.optimizer_stepped()
+        if self._updates.optimizer_stepped():
+            self._classify_modules()
         self._counts[id(optimizer)] = self._counts.get(id(optimizer), 0) + 1
         self._ends.append((len(self.ledger.ops), id(optimizer)))
         self._mode.forget_nodes()
@@ -349,3 +353,4 @@ class VirtualDevice:
         self.ledger.classify("gradient", gradients)
         state = (value for values in optimizer.state.values() for value in values.values())
         self.ledger.classify("optimizer_state", (value for value in state if isinstance(value, torch.Tensor)))
+        self.groups.step_ended()

@@ -21,7 +21,8 @@ import torch
 
 from elbowroom.capture.virtual.ledger import Ledger
 from elbowroom.capture.virtual.tensor import gradient_of, is_virtual
-from elbowroom.torch_compat.core import around_backward, in_backward, leaves_below, unwrapped
+from elbowroom.torch_compat.core import around_backward, in_backward, leaf_of, leaves_below, unwrapped
+from elbowroom.trace import Category
 
 KEPT = ("parameter", "gradient", "buffer", "input")
 """Categories that a storage keeps even if it changes."""
@@ -59,6 +60,7 @@ class BackwardUpdates:
         self._changed_at: int | None = None
         self._found: list[tuple[int, int, frozenset[int]]] = []
         self._off = False
+        self._before: dict[int, Category] = {}
 
     def __len__(self) -> int:
         """Return the number of steps."""
@@ -78,7 +80,7 @@ class BackwardUpdates:
         """
         made = torch.optim.Optimizer.__init__
 
-        def before(outputs: Sequence[Any], inputs: Sequence[torch.Tensor]) -> None:
+        def before(outputs: Sequence[Any], inputs: Sequence[Any]) -> None:
             if not in_backward():
                 self._backward_begins(outputs, inputs)
                 on_backward()
@@ -94,13 +96,27 @@ class BackwardUpdates:
 
         return [*around_backward(before, after), (torch.optim.Optimizer, "__init__", initialise)]
 
-    def optimizer_stepped(self) -> None:
-        """Note a step of an optimizer of torch: the training's steps are those of its optimizers."""
-        self._off = True
+    def optimizer_stepped(self) -> bool:
+        """Note a step of an optimizer of torch: the training's steps are those of its optimizers.
+
+        Returns:
+            Whether it is the first one. Leaves that are of no optimizer are not taken for parameters from then on.
+        """
+        first, self._off = not self._off, True
+        if first:
+            self._take_back()
         self.ends.clear()
         self._found.clear()
         self._leaves.clear()
         self._changed_at = None
+        return first
+
+    def _take_back(self) -> None:
+        """Give leaves that no optimizer has their category of before: a stage of a pipeline receives such leaves."""
+        trained = [each for one in self._optimizers for group in one.param_groups for each in group["params"]]
+        for number in self._before.keys() - set(self._ledger.numbers_of(trained)):
+            self._ledger.storages[number].category = self._before[number]
+        self._before.clear()
 
     def close(self) -> None:
         """Give the ops and storages of the steps that were found their phase and category."""
@@ -128,12 +144,14 @@ class BackwardUpdates:
         if self._changed_at is not None:
             self._end(self._changed_at)
 
-    def _backward_begins(self, outputs: Sequence[Any], inputs: Sequence[torch.Tensor]) -> None:
+    def _backward_begins(self, outputs: Sequence[Any], inputs: Sequence[Any]) -> None:
         if self._off:
             return
         self.settle()
         found: dict[int, ReachedLeaf] = {}
-        for tensor in map(unwrapped, inputs or leaves_below(outputs)):
+        asked = [leaf for each in inputs if (leaf := leaf_of(each)) is not None]
+        reached = asked if inputs else leaves_below(outputs)
+        for tensor in map(unwrapped, reached):
             number = self._ledger.number_of(tensor) if is_virtual(tensor) and tensor.is_leaf else None
             if number is not None:
                 found[number] = ReachedLeaf(tensor, number)
@@ -160,6 +178,8 @@ class BackwardUpdates:
 
     def _classify(self) -> None:
         """Set the categories of parameters and gradients."""
+        for number in self._leaves:
+            self._before.setdefault(number, self._ledger.storages[number].category)
         tensors = [tensor for leaf in self._leaves.values() if (tensor := leaf.reference()) is not None]
         self._ledger.classify("parameter", tensors)
         self._ledger.classify("gradient", (each for tensor in tensors if (each := gradient_of(tensor)) is not None))

@@ -5,6 +5,10 @@ a gathering copies those of this process. So DistributedDataParallel, FSDP and t
 rank of any number of them. torch's own fake group was tried: its gathered tensors have no values, and the buckets of
 DistributedDataParallel end with an error there.
 
+What a process sends to one other is really sent if it is objects or a few whole numbers: code decides by these, as
+stages of a pipeline do. The other process then runs too (capture/rank_mail.py). Other tensors that are received keep
+what they have.
+
 Each collective of tensors on the GPU is an op of the trace, named as in c10d. It reads and writes the storages of its
 tensors. The trace has its group of ranks and its bytes, of which its time is made (step/exchange_times.py).
 """
@@ -13,14 +17,18 @@ from __future__ import annotations
 
 import functools
 import inspect
+import json
 import os
+import pickle
 import sys
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from contextlib import contextmanager
 from typing import TYPE_CHECKING, Any, final
 
 import torch
 
 from elbowroom.capture.job_rank import MOST_ON_A_NODE, JobRank
+from elbowroom.capture.rank_mail import RankMail
 from elbowroom.engine.storages import tensors_of
 from elbowroom.errors import CaptureError
 from elbowroom.hardware.interconnects import Communicator
@@ -32,7 +40,11 @@ if TYPE_CHECKING:
 Change = tuple[Any, str, Any]
 NAME = "elbowroom"
 OTHERS = "{} processes (estimated is one of them)"
+WAITS = "the time in which a rank waits until another one sends, as stages of a pipeline do"
 Tensors = Sequence[torch.Tensor]
+MOST_NUMBERS = 16
+"""Most whole numbers of a tensor that are really sent: counts, sizes and flags, and no tokens."""
+WHOLE = (torch.bool, torch.uint8, torch.int8, torch.int16, torch.int32, torch.int64)
 
 
 @final
@@ -42,6 +54,7 @@ class Groups:
     Args:
         mode: notes each collective.
         job: the process that this one is; None if only the script says so.
+        mail: what is really sent to other processes; None if they do not run.
 
     Attributes:
         ranks: processes of the default group, 0 before there is one.
@@ -51,8 +64,10 @@ class Groups:
     current: Groups | None = None
     members: tuple[int, ...] = ()
 
-    def __init__(self, mode: VirtualMode, job: JobRank | None = None) -> None:
+    def __init__(self, mode: VirtualMode, job: JobRank | None = None, mail: RankMail | None = None) -> None:
         self.mode = mode
+        self._mail = mail
+        self._of_objects = self._waits = False
         self.ranks = 0
         self.backend = "nccl"
         self._job = job
@@ -73,7 +88,8 @@ class Groups:
             "is_nccl_available": lambda: True,
             "broadcast_object_list": _nothing,
             "scatter_object_list": _scattered,
-            "recv_object_list": _not_there,
+            "send_object_list": self._send(dist.send_object_list),
+            "recv_object_list": self._receive(dist.recv_object_list),
         }
         # init_process_group sets a hook of its own and never removes it; this change restores the old one
         hook = (sys, "excepthook", sys.excepthook)
@@ -91,6 +107,83 @@ class Groups:
         here = sum(each // local == rank // local for each in members)
         ledger.communicators.append(Communicator(len(members), max(1, here), max(local, here)))
         return len(ledger.communicators) - 1
+
+    def step_ended(self) -> None:
+        """Note that an optimizer has stepped: a process that runs only for what it sends may rest."""
+        if self._mail is not None:
+            self._mail.step_ended()
+
+    def pass_numbers(self, name: str, tensors: Iterable[torch.Tensor], peer: int) -> None:
+        """Send a few whole numbers to another process, or receive them.
+
+        Args:
+            name: "send" or "recv".
+            tensors: the tensors that are sent or received; those of many numbers or of floats are left out.
+            peer: rank of the other process in the job.
+        """
+        for tensor in tensors:
+            if tensor.numel() > MOST_NUMBERS or tensor.dtype not in WHOLE:
+                self._tell_of_waits()
+            elif self._mail is None or self._of_objects:
+                continue
+            elif name == "send":
+                self._mail.send(peer, json.dumps(tensor.detach().flatten().tolist()).encode())
+            else:
+                numbers = torch.tensor(json.loads(self._mail.receive(peer)), dtype=tensor.dtype, device="cpu")
+                tensor.detach().copy_(numbers.view(tensor.shape))
+
+    def _tell_of_waits(self) -> None:
+        if not self._waits:
+            self._waits = True
+            self.mode.ledger.remark("unsupported", WAITS)
+
+    def _send(self, function: Callable[..., Any]) -> Callable[..., Any]:
+        """Wrap the function that sends objects, so that they are sent."""
+        signature = inspect.signature(function)
+
+        @functools.wraps(function)
+        def send(*args: Any, **how: Any) -> None:
+            given = signature.bind(*args, **how).arguments
+            peer = _peer(given, "dst")
+            if self._mail is not None and peer is not None:
+                self._mail.send(peer, pickle.dumps(list(given["object_list"])))
+            with self._without_mail():
+                function(*args, **how)
+
+        return send
+
+    def _receive(self, function: Callable[..., Any]) -> Callable[..., Any]:
+        """Replace the function that receives objects by one that gets them of the other process."""
+        signature = inspect.signature(function)
+
+        @functools.wraps(function)
+        def receive(*args: Any, **how: Any) -> int:
+            given = signature.bind(*args, **how).arguments
+            peer = _peer(given, "src")
+            if self._mail is None or peer is None:
+                raise _not_there()
+            content = self._mail.receive(peer)
+            objects = pickle.loads(content)  # of the script itself, as another rank of the same capture
+            with self._without_mail():
+                device = given.get("device") or torch.device("cuda", torch.cuda.current_device())
+                for tensor in (
+                    torch.empty(len(objects), dtype=torch.long, device=device),
+                    torch.empty(len(content), dtype=torch.uint8, device=device),
+                ):
+                    torch.distributed.recv(tensor, src=peer, group=given.get("group"))
+            given["object_list"][:] = objects
+            return peer
+
+        return receive
+
+    @contextmanager
+    def _without_mail(self) -> Iterator[None]:
+        """Send and receive the tensors with which torch sends objects as tensors without numbers."""
+        self._of_objects = True
+        try:
+            yield
+        finally:
+            self._of_objects = False
 
     def _init(self, function: Callable[..., Any]) -> Callable[..., Any]:
         def init(backend: str | None = None, init_method: str | None = None, *args: Any, **how: Any) -> None:
@@ -119,12 +212,20 @@ def _nothing(*_args: Any, **_how: Any) -> None:
     """Leave objects as they are: every process has the same ones."""
 
 
-def _not_there(*_args: Any, **_how: Any) -> None:
-    """Refuse to receive objects, which only another process knows."""
-    raise CaptureError(
-        "it receives objects from another rank, which is not there (stages of torch.distributed.pipelining do so); "
-        "allowed are ranks that tensors alone reach; estimate a stage as a script of its own"
+def _not_there() -> CaptureError:
+    """Explain that objects come of a process that does not run."""
+    return CaptureError(
+        "it receives objects from another rank, which is not there; allowed are ranks of a job whose size is given, "
+        "and receives that name their sender; estimate the script with --ranks"
     )
+
+
+def _peer(given: dict[str, Any], name: str) -> int | None:
+    """Return the rank in the job of the process that is named in the arguments of a call, by its rank or in a group."""
+    number, group = given.get(f"group_{name}"), given.get("group")
+    if number is None or group is None:
+        return number if number is not None else given.get(name)
+    return torch.distributed.get_global_rank(group, number)
 
 
 def _scattered(
@@ -135,9 +236,8 @@ def _scattered(
 ) -> None:
     """Take this rank's object, if it is this process that has them all."""
     if not scatter_object_input_list:
-        _not_there()
-    else:
-        scatter_object_output_list[0] = scatter_object_input_list[torch.distributed.get_rank()]
+        raise _not_there()
+    scatter_object_output_list[0] = scatter_object_input_list[torch.distributed.get_rank()]
 
 
 def _of_ours(function: Callable[..., Any]) -> Callable[..., Any]:
@@ -171,17 +271,18 @@ def _register() -> None:
 
 def _made(_store: Any, rank: int, size: int, _timeout: Any) -> Any:
     """Make a group; its class is made here, as not every build of torch has its base."""
-    members = Groups.members or tuple(range(size))
+    ranks = Groups.members or tuple(range(size))
 
     class Group(torch.distributed.ProcessGroup):
         """A group of processes, of which only this one exists."""
 
         number: int | None = None
+        members = ranks
 
         def communicator(self) -> int | None:
             """Return the number of the group in the ledger, where it is noted at its first collective."""
             if self.number is None and Groups.current is not None:
-                self.number = Groups.current.noted(members)
+                self.number = Groups.current.noted(ranks)
             return self.number
 
         def size(self) -> int:
@@ -217,6 +318,8 @@ def _noting(name: str, function: Callable[..., Any]) -> Callable[..., Any]:
         sources = list(tensors_of(args[1:2])) if name not in IN_PLACE else targets
         assert Groups.current is not None
         with Groups.current.mode.collective(f"c10d.{name}", sources, targets, group.communicator()):
+            if name in ("send", "recv"):
+                Groups.current.pass_numbers(name, targets, group.members[args[1]])
             return function(group, *args, **how)
 
     return done
