@@ -30,13 +30,12 @@ READERS = frozenset(
         "safetensors.torch",
         "transformers.modeling_utils",
         "transformers.pytorch_utils",
-        "accelerate.utils.modeling",
         "huggingface_hub.serialization._torch",
     )
 )
 """Modules that read the bytes at addresses of parameters and keep no address beyond the call.
 
-Checked in the source of safetensors 0.8.0, transformers 5.24.0, accelerate 1.15.0 and huggingface_hub 2.4.0.
+Checked in the source of safetensors 0.8.0, transformers 5.24.0 and huggingface_hub 2.4.0. accelerate keeps addresses.
 """
 Refs = dict[int, weakref.ref[torch.UntypedStorage]]
 """Storage key -> storage."""

@@ -191,8 +191,7 @@ class TrainingRun(RunFigures, Director, Conductor):
             self._running = False
             self._room.close()
             self._executor.make_room = no_room
-            stayed = dict(self.passed)
-            LOGGER.debug("a run ended after %d steps; saved tensors that stay: %s", self._steps_ended, stayed)
+            LOGGER.debug("a run ended after %d steps; saves that stay: %s", self._steps_ended, dict(self.passed))
             self._limit.lift()
             self._learner.layers.close()
             self._learner.close()
@@ -354,7 +353,6 @@ class TrainingRun(RunFigures, Director, Conductor):
         self._running, self._key, self._current, self._makes_room = True, key, known, False
         self._saved = []
         self._mismatches = self._optimizer_steps = self._left_beyond = 0
-        self._optimizers = self._states.optimizers
         self._recording, self._void = None, False
         self._begin_memory(known, others=others)
         if known is None or self._records(known):
@@ -388,6 +386,7 @@ class TrainingRun(RunFigures, Director, Conductor):
 
     def _begin_states(self) -> None:
         """Begin a step for what outlives it."""
+        self._optimizers = self._states.optimizers
         self._states.gradients.wanted = self._learner.gradients and not self._observing.spare_bytes
         # without an optimizer of torch, bits and addresses of parameters say where a step ends
         self._states.parameters.wanted = self._learner.parameters and not self._updates.active
