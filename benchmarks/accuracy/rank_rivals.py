@@ -2,9 +2,9 @@
 
 The formulas are written again as published, so that neither package is needed: accelerate imports torchvision, and
 DeepSpeed was not installed. They are those of accelerate 1.15 (commands/estimate.py, estimate_training_usage) and of
-DeepSpeed 0.19.8 (runtime/zero/stage3.py, estimate_zero3_model_states_mem_needs without offloading). Neither counts activations. accelerate's knows no ranks, and
-both take all weights as trained by Adam. FSDPMemTracker counts tensors of the model under fake tensors. It takes
-`fully_shard` alone, so litgpt's rows, under FSDP1, have no such figure.
+DeepSpeed 0.19.8 (runtime/zero/stage3.py, estimate_zero3_model_states_mem_needs without offloading). Neither counts
+activations. accelerate's knows no ranks, and both take all weights as trained by Adam. FSDPMemTracker counts tensors of
+the model under fake tensors. It takes `fully_shard` alone, so litgpt's rows, under FSDP1, have no such figure.
 """
 
 from __future__ import annotations

@@ -351,9 +351,8 @@ class TrainingRun(RunFigures, Director, Conductor):
         self._await_updates(root)
         others = key != self._key or known is not self._last
         self._running, self._key, self._current, self._makes_room = True, key, known, False
-        self._saved = []
         self._mismatches = self._optimizer_steps = self._left_beyond = 0
-        self._recording, self._void = None, False
+        self._saved, self._recording, self._void = [], None, False
         self._begin_memory(known, others=others)
         if known is None or self._records(known):
             self._executor.settle()  # so that the recording has the transfers of this step alone
