@@ -22,7 +22,7 @@ pytestmark = [
 # 8 linear layers of 256 x 256 on 4096 rows: each saves an output of 4 MiB, and AdamW has 4 MiB of states in all
 SCRIPT = """
 import contextlib, hashlib, sys
-import torch, torch.distributed as dist
+import torch, torch.distributed as dist, torch.distributed.checkpoint as checkpoint
 from torch import nn
 from torch.distributed.algorithms.join import Join
 from torch.nn.parallel import DistributedDataParallel
@@ -68,12 +68,20 @@ with Join([model]) if way == "join" else contextlib.nullcontext():
                 loss = model(data[(step + part) % 3], **given).square().mean()
                 loss.backward()
         optimizer.step()
+        if way == "checkpoint" and step == 3:
+            saved = {"model": net.state_dict(), "optimizer": optimizer.state_dict()}
+            checkpoint.async_save(saved, checkpoint_id="saved").result()
+            for each in net.parameters():
+                each.data.add_(1.0)
+            again = {"model": net.state_dict()}
+            checkpoint.load(again, checkpoint_id="saved")
+            net.load_state_dict(again["model"])
 tensors = [*model.parameters(), *(t for s in optimizer.state.values() for t in s.values())]
 digest = hashlib.sha256(b"".join(each.detach().numpy().tobytes() for each in tensors)).hexdigest()
 print(f"rank {rank}: {loss.item().hex()} {digest}\\n", end="", flush=True)
 dist.destroy_process_group()
 """
-WAYS = ("buckets", "bucket_view", "static", "no_sync", "unused", "join")
+WAYS = ("buckets", "bucket_view", "static", "no_sync", "unused", "join", "checkpoint")
 
 
 @pytest.mark.parametrize("way", WAYS)
