@@ -10,6 +10,7 @@ from concurrent.futures import ThreadPoolExecutor
 from contextlib import suppress
 from dataclasses import replace
 from pathlib import Path
+from threading import Barrier
 
 import pytest
 
@@ -166,7 +167,10 @@ def test_plans_that_were_used_longest_ago_are_deleted_and_all_on_demand(folder: 
 def together(count: int, request: CourseRequest) -> list[Course | Infeasible]:
     """What threads get that ask for the same at a time, as equal ranks do: each opens a lock of its own."""
 
+    begin = Barrier(count)
+
     def asks(_: int) -> Course | Infeasible:
+        begin.wait()
         try:
             return kept_or_planned(request)
         except Infeasible as problem:
@@ -176,7 +180,20 @@ def together(count: int, request: CourseRequest) -> list[Course | Infeasible]:
         return list(pool.map(asks, range(count)))
 
 
-def test_equal_ranks_plan_once(planned: list[CourseRequest]) -> None:
+def slow_plans(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Have plans take a while, so that all ranks have asked by then."""
+    plan = kept_courses.course_within
+
+    def slowly(request: CourseRequest) -> Course:
+        time.sleep(0.5)
+        return plan(request)
+
+    monkeypatch.setattr(kept_courses, "course_within", slowly)
+
+
+def test_equal_ranks_plan_once(planned: list[CourseRequest], monkeypatch: pytest.MonkeyPatch) -> None:
+    slow_plans(monkeypatch)
+
     found = together(4, request_of())
 
     assert len(planned) == 1
@@ -189,17 +206,10 @@ def test_equal_ranks_plan_once(planned: list[CourseRequest]) -> None:
 def test_equal_ranks_are_refused_alike_and_the_next_start_asks_again(
     planned: list[CourseRequest], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    # given a refusal that takes a while, so that all ranks have asked by then
-    plan = kept_courses.course_within
+    slow_plans(monkeypatch)
 
-    def slowly(request: CourseRequest) -> Course:
-        time.sleep(0.5)
-        return plan(request)
-
-    monkeypatch.setattr(kept_courses, "course_within", slowly)
-    # when
     found = together(4, request_of(budget_bytes=90))
-    # then
+
     assert len(planned) == 1
     problems = [each for each in found if isinstance(each, Infeasible)]
     assert len(problems) == 4

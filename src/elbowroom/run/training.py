@@ -294,7 +294,7 @@ class TrainingRun(RunFigures, Director, Conductor):
         self._makes_room = True
         self._executor.settle()
         if last.in_parts:
-            self._states.leave_now()
+            self._states_leave()
         self._executor.residence.empty()
 
     def _updated(self) -> bool:
@@ -395,7 +395,7 @@ class TrainingRun(RunFigures, Director, Conductor):
     def _expected(self, key: Hashable) -> StepKind | None:
         """Return the kind that a step will most likely be; None: observe it, as where a hard limit was lowered."""
         if self._learner.starts_anew():
-            self._states.leave_now()
+            self._states_leave()
         return self._learner.expected(key)
 
     def _begin_frugal(self, key: Hashable, root: torch.nn.Module | None) -> None:
@@ -464,14 +464,14 @@ class TrainingRun(RunFigures, Director, Conductor):
         self._begins_plan = False
         if known is None:
             if self._learner.in_parts and not self._learner.spare_bytes:
-                self._states.leave_now()  # the step before may have kept them
+                self._states_leave()  # the step before may have kept them
             residence.empty()
             return
         is_new, known.begun = not known.begun, True
         begins = is_new or (known.is_captured and self._steps_ended == 1)  # the first step of all has made states
         self._begins_plan = begins and known.moves
         if known.in_parts and self._begins_plan:
-            self._states.leave_now()  # its plan has those of other optimizers away, and its own side by side
+            self._states_leave()  # its plan has those of other optimizers away, and its own side by side
         if begins:
             residence.empty()
         else:
@@ -480,6 +480,11 @@ class TrainingRun(RunFigures, Director, Conductor):
         self._states.plan_begins(known)
         if is_new:
             self._executor.expect(lower_bytes(known))
+
+    def _states_leave(self) -> None:
+        """Let all states leave, unless an optimizer is in its step, and so has them: its closure begins steps too."""
+        if not self._in_optimizer:
+            self._states.leave_now()
 
     def _moving(self, moving: bool) -> None:
         """Say whether storages leave in this step. If so, freed memory must go back to the system."""
