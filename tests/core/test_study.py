@@ -241,7 +241,7 @@ def test_a_study_of_gpus_names_the_smallest_that_keeps_all_the_smallest_with_a_p
         "100 ns."
     )
     assert said[1] == (
-        "With a plan middle (13.00 GiB) is enough: a step takes 130 ns with a plan, 1.30 times as long as with memory "
+        "middle (13.00 GiB) is enough: a step takes 130 ns with a plan, 1.30 times as long as with memory "
         "for everything, with 3.00 GiB of host memory."
     )
     assert said[2] == "The fastest that was looked at is huge: 50 ns a step."
@@ -260,7 +260,7 @@ def test_a_study_of_batches_says_what_fits_and_what_trains_most_samples() -> Non
     assert said[0].startswith(
         "train.py on t4: the largest of these values that fits with everything kept is batch_size = 2, "
     )
-    assert said[1].startswith("With a plan 4 trains: a step takes 400 ns with a plan, 1.33 times as long")
+    assert said[1].startswith("batch_size = 4 trains: a step takes 400 ns with a plan, 1.33 times as long")
     assert said[2] == "The most samples a second: 13,333,333.3, with 2."
     assert said[3].startswith("With 8, no plan was found; ")
     names, rows = study_table(study)

@@ -109,7 +109,7 @@ def _of_gpus(study: Study) -> Iterator[str]:
     if trained[0].outcome == "planned":
         name = f"{trained[0].machine} ({format_bytes(trained[0].memory_bytes)})"
         host = f", with {format_bytes(trained[0].host_bytes)} of host memory" if trained[0].host_bytes else ""
-        yield f"With a plan {name} is enough: {_how(trained[0])}{host}."
+        yield f"{name} is enough: {_how(trained[0])}{host}."
     if len(trained) > 1:
         fastest = min(trained, key=lambda point: point.step_ns or 0)
         yield f"The fastest that was looked at is {fastest.machine}: {format_ns(fastest.step_ns or 0)} a step."
@@ -132,7 +132,7 @@ def _of_values(study: Study) -> Iterator[str]:
     else:
         yield f"{head}: no value of these fits with everything kept."
     if trained[-1].outcome == "planned":
-        yield f"With a plan {trained[-1].value} trains: a step takes {time_words(trained[-1])}."
+        yield f"{study.varied} = {trained[-1].value} trains: a step takes {time_words(trained[-1])}."
     if study.kind == "batch" and len(trained) > 1:
         best = max(trained, key=rate_of)
         near = next(point for point in trained if rate_of(point) * SAME_TIME >= rate_of(best))
