@@ -19,8 +19,8 @@ SETTLED = 5
 @pytest.mark.timeout(0)
 @pytest.mark.parametrize("model", ["wide layers", "wide layers with momentum"])
 def test_the_least_budget_is_lower_with_parameters_and_met_as_simulated(rig: Path, model: str) -> None:
-    # given budgets that nothing meets: each run tells the least, and trains within that
-    spec = {"model": model, "shares": [0.01], "steps": 6}
+    # given budgets that nothing meets: each run tells the least, and trains within that until its last plan is made
+    spec = {"model": model, "shares": [0.01], "steps": 10}
     # when
     (without,) = on_the_rig(rig, {**spec, "options": WITHOUT}, allocator={})["runs"]
     (found,) = on_the_rig(rig, {**spec, "options": PARAMETERS}, allocator={})["runs"]
