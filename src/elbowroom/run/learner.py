@@ -369,8 +369,8 @@ class Learner:
         self.frugal.learnt(key, trace)
         held = steady(trace) if first else trace  # its memory is rounded up
         self._frugal_bytes = max(self._frugal_bytes, step.peak_bytes)
-        if was_least and _is_read_once(trace) and beyond(step.peak_bytes, self.budget_bytes):
-            self._hopeless.add(key)  # another step would show nothing else
+        if was_least and beyond(step.peak_bytes, self.budget_bytes):  # another step would show nothing else
+            self._hopeless.add(key)
         self._recorded(key, step, held)
         self._hold(step.peak_bytes, planned=False)
         return self._plan_first(key, trace, held, first=first)
@@ -692,8 +692,3 @@ class Learner:
     def close(self) -> None:
         """Wait for plans under way, and make no more."""
         self._background.close()
-
-
-def _is_read_once(trace: Trace) -> bool:
-    """Whether each save is read once. A step that is observed has one that is read again back until then."""
-    return all(len(save.read_at) < 2 for save in trace.saves)
