@@ -26,8 +26,7 @@ def test_the_least_budget_is_lower_with_parameters_and_met_as_simulated(rig: Pat
     (found,) = on_the_rig(rig, {**spec, "options": PARAMETERS}, allocator={})["runs"]
     # then
     assert found["least_feasible_bytes"] < without["least_feasible_bytes"]
-    # a page of the steps before the plan may still be mapped where its storages do not reach
-    assert_as_simulated(found["at_least"], page_bytes=2 * PAGE)
+    assert_as_simulated(found["at_least"], page_bytes=PAGE)
 
 
 @pytest.mark.timeout(0)

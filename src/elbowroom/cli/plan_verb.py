@@ -13,7 +13,6 @@ from elbowroom.cli.progress import progress
 from elbowroom.cli.report_verb import bound_figures, line_figures, shares
 from elbowroom.cli.run_settings import DEFAULTS, settings_of
 from elbowroom.errors import Infeasible, UsageError
-from elbowroom.step.exchange_times import with_exchange_times
 from elbowroom.step.least_size import least_size, said
 from elbowroom.watch import Watch
 
@@ -133,6 +132,7 @@ def _given(
     from elbowroom.planners import means_of
     from elbowroom.planners.budget.budgets import device_bytes
     from elbowroom.planners.problem import OF_STATES
+    from elbowroom.step.exchange_times import with_exchange_times
     from elbowroom.trace import Trace
     from elbowroom.units import parse_budget
 
@@ -143,17 +143,16 @@ def _given(
     machine = scripts.machine_of(arguments.gpu)
     follows = least_size(device_bytes(machine, parse_budget(asked["budget"])))
     means = means_of(asked.get("allow"))
+    wires = ranks.wires_of(arguments, machine)
+    if trace is not None:
+        return trace if arguments.interconnect is None else with_exchange_times(trace, wires), machine
+    own = {} if job is None else {"job": job, "interconnect": arguments.interconnect}
     parts: dict[str, Any] = {
         "in_parts": not set(OF_STATES).isdisjoint(means),
         "min_size": asked.get("min_size", follows),
+        "parameters": "parameter" in means,
     }
-    parts["parameters"] = "parameter" in means
-    wires = ranks.wires_of(arguments, machine)
-    if job is not None:
-        parts |= {"job": job, "interconnect": arguments.interconnect}
-    if trace is not None and arguments.interconnect is not None:
-        trace = with_exchange_times(trace, wires)
-    return trace or scripts.captured(script, machine, arguments, watch, **parts), machine
+    return scripts.captured(script, machine, arguments, watch, **parts, **own), machine
 
 
 def _planned(trace: Trace, machine: Machine, asked: Mapping[str, Any], watch: Watch) -> Subject:

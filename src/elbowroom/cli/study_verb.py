@@ -100,7 +100,10 @@ def _add_options(parser: argparse.ArgumentParser, kind: str) -> None:
 
 def execute(arguments: argparse.Namespace) -> int:
     """Look at the cases, and answer."""
-    _check_out(arguments.out)
+    if arguments.out:  # before the captures, which take minutes
+        from elbowroom.report.study_page import check_ending
+
+        check_ending(arguments.out)
     script = scripts.script_of(arguments, f"study {arguments.kind}")
     effort = _effort(arguments)
     with progress() as say:
@@ -108,14 +111,6 @@ def execute(arguments: argparse.Namespace) -> int:
         study = STUDIES[arguments.kind](script, arguments, effort, watch)
     _write(study, arguments)
     return 0 if study.trains else 1
-
-
-def _check_out(out: str | None) -> None:
-    """Raise before the captures for an ending that would be refused after minutes of them."""
-    from elbowroom.report.study_page import STUDY_ENDINGS
-
-    if out and not out.endswith(STUDY_ENDINGS):
-        raise UsageError(f"--out: given {out!r}; allowed are names ending in {', '.join(STUDY_ENDINGS)}; rename it")
 
 
 def _timed(machines: Sequence[Machine]) -> list[Machine]:

@@ -124,7 +124,10 @@ class OptimizerStates:
         This comes before the writes of the step are counted, as its plan does not count these moves.
         """
         self._step_ended()
-        self._parts = self._parts_of(known)
+        if known is not self._placed_for:
+            self._parts = self._parts_of(known)
+        elif self._of_steps:
+            self._parts = self._of_steps[0]
         self.parameters.plan_begins(known)
         self.gradients.plan_begins(known)
         with self._conductor.aside():
@@ -220,10 +223,10 @@ class OptimizerStates:
 
     def _parts_of(self, known: StepPlan) -> list[EndedPart]:
         """Return the parts of the last step like those of a plan: optimizers may step in turn. Else of the last one."""
+        self._of_steps = [each for each in self._of_steps if all(ref() is not None for ref, _, _ in each)]
         if len(self._of_steps) > 1:
-            self._of_steps = [each for each in self._of_steps if all(ref() is not None for ref, _, _ in each)]
-        alike = (each for each in self._of_steps if self._are_of(each, known)) if len(self._of_steps) > 1 else ()
-        return next(iter(alike), self._of_steps[0] if self._of_steps else [])
+            return next((each for each in self._of_steps if self._are_of(each, known)), self._of_steps[0])
+        return self._of_steps[0] if self._of_steps else []
 
     def _are_of(self, parts: list[EndedPart], known: StepPlan) -> bool:
         states = (self._movable(optimizer, portion) for ref, portion, _ in parts if (optimizer := ref()) is not None)

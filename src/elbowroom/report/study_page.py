@@ -72,12 +72,16 @@ def study_file(study: Study | LinkStudy, out: str) -> str:
         return drawings.alone([chart for chart in _charts(study) if chart], _keys(study))
     if out.endswith(".txt"):
         return _as_text(study)
-    if out.endswith(".csv"):
-        cases = study.links if isinstance(study, LinkStudy) else study.points
-        names = [field.name for field in fields(StudiedLink if isinstance(study, LinkStudy) else StudyPoint)]
-        return table_text(names, [[getattr(case, name) for name in names] for case in cases])
-    allowed = ", ".join(STUDY_ENDINGS)
-    raise UsageError(f"study: given the file {out!r}; allowed are names ending in {allowed}; rename it")
+    check_ending(out)
+    cases = study.links if isinstance(study, LinkStudy) else study.points
+    names = [field.name for field in fields(StudiedLink if isinstance(study, LinkStudy) else StudyPoint)]
+    return table_text(names, [[getattr(case, name) for name in names] for case in cases])
+
+
+def check_ending(out: str) -> None:
+    """Raise UsageError for a file whose ending names no form of a study."""
+    if not out.endswith(STUDY_ENDINGS):
+        raise UsageError(f"--out: given {out!r}; allowed are names ending in {', '.join(STUDY_ENDINGS)}; rename it")
 
 
 def _as_text(study: Study | LinkStudy) -> str:

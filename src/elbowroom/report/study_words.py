@@ -98,10 +98,8 @@ def _of_gpus(study: Study) -> Iterator[str]:
         yield f"{study.script}: no GPU of these is enough. On {last.machine}, the largest, {_why_not(last)}."
         return
     if kept:
-        first, need = (
-            kept[0],
-            f"it needs {format_bytes(kept[0].needed_bytes or 0)} of {format_bytes(kept[0].memory_bytes)}",
-        )
+        first = kept[0]
+        need = f"it needs {format_bytes(first.needed_bytes or 0)} of {format_bytes(first.memory_bytes)}"
         step = f"a step takes {format_ns(first.step_ns or 0)}"
         yield f"{study.script}: the smallest GPU that keeps everything is {first.machine}: {need}, and {step}."
     else:

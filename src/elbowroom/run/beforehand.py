@@ -329,13 +329,12 @@ def _planned(verdict: Verdict, trace: Trace, machine: Machine, question: Questio
         kept = keeping_within(request.trace, request.machine, question.free_bytes)
         if kept is not None:  # as without a budget, in the margin that `auto` leaves
             return replace(verdict, course=kept, trace=request.trace, allocator=request.machine.allocator)
-    refused.sort(key=lambda each: each[0].least_feasible_bytes)
-    lowest = refused[0][0].least_feasible_bytes
     on_cpu = machine.allocator == "exact"
-    problem, request = refused[-1 if on_cpu else 0]
+    problem, request = (max if on_cpu else min)(refused, key=lambda each: each[0].least_feasible_bytes)
     found = remedied(problem, replace(request, trace=trace if on_cpu else without_workspaces(trace)))
-    if lowest < found.least_feasible_bytes:
-        found = found.reworded(f"{found}\n{MAY_DO.format(format_exact_bytes(lowest))}")
+    least_bytes = min(each.least_feasible_bytes for each, _ in refused)
+    if on_cpu and least_bytes < problem.least_feasible_bytes:
+        found = found.reworded(f"{found}\n{MAY_DO.format(format_exact_bytes(least_bytes))}")
     return replace(verdict, message=str(found), least_feasible_bytes=found.least_feasible_bytes)
 
 

@@ -228,8 +228,8 @@ class Learner:
         if key in self._unplanned or self.met_kinds.awaits(key):
             return None
         known = self.met_kinds.expected(key)
-        if known is not None and self.met_kinds.lacks_states(key) and not self._is_sure(known) and not self._given:
-            self.met_kinds.wants(key, known.schedule.saved)
+        may_lack_states = self._given is None and known is not None and not self._is_sure(known)
+        if known is not None and may_lack_states and self.met_kinds.wants_states(key, known):
             return None
         return known or self._nearby.of(key) or self._of_scaled(key) or self._begins(key)
 

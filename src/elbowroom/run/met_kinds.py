@@ -130,11 +130,13 @@ class MetKinds:
         self._observations[key] += 1
         self._optimizers_at[key] = self.optimizers
 
-    def lacks_states(self, key: Hashable) -> bool:
-        """Whether an optimizer has first stepped since a step of this signature was observed. True once for each."""
-        before = self._optimizers_at.get(key, self.optimizers)
+    def wants_states(self, key: Hashable, known: StepKind) -> bool:
+        """Observe a step of this kind again, once, if an optimizer first stepped since one was. Returns whether."""
+        if self._optimizers_at.get(key, self.optimizers) >= self.optimizers:
+            return False
         self._optimizers_at[key] = self.optimizers
-        return before < self.optimizers
+        self.wants(key, known.schedule.saved)
+        return True
 
     def measured(self, known: StepKind) -> None:
         """Count a step of a made up kind that was recorded."""

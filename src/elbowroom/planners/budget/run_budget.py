@@ -427,8 +427,7 @@ def exploring(request: CourseRequest) -> Course | None:
     trace, machine, asked = request.trace, request.machine, request.asked
     if asked.planner is not None or "swap" not in asked.allow:
         return None
-    # all of them may be too much for the device
-    of_states: tuple[Means, ...] = tuple(each for each in OF_STATES if each in asked.allow)
+    of_states: list[Means] = [each for each in OF_STATES if each in asked.allow]  # here they may be too much
     allow: tuple[Means, ...] = ("swap", *of_states)
     of_saves = replace(request.within(machine.tiers[0].capacity_bytes), asked=replace(asked, allow=allow))
     try:
