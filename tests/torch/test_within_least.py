@@ -180,6 +180,33 @@ def test_the_least_that_is_named_is_held_from_the_first_step_on(
     assert run_of(room).kinds.measured_peak_bytes <= named + MIN_SIZE_BYTES, "in observed steps too"
 
 
+def test_what_a_script_keeps_of_each_step_does_not_end_a_run_within_its_least() -> None:
+    # given twice the least size more after each step, as predictions that are collected; no plan can move them
+    setup = with_states(torch.optim.AdamW)
+    named = refused_at(1, setup)
+    kept: list[Tensor] = []
+
+    def collecting() -> Training:
+        training = setup()
+        bare = training.step
+
+        def step(number: int) -> Tensor:
+            kept.append(torch.zeros(2 * MIN_SIZE_BYTES, dtype=torch.uint8))
+            return bare(number)
+
+        training.step = step
+        return training
+
+    # when
+    outcome, room = train_within(collecting, budget=named)
+    # then
+    more_bytes = sum(each.nbytes for each in kept)
+    assert_equal(outcome, train(setup))
+    assert room.steps[-1].mode == "plan"
+    assert MIN_SIZE_BYTES < more_bytes <= named // 100
+    assert run_of(room).kinds.measured_peak_bytes <= named + more_bytes + MIN_SIZE_BYTES
+
+
 def in_turn() -> Training:
     """Two models with an optimizer each, the smaller one first, that train in turn: steps of two kinds."""
     models = [mlp(width=128), mlp(width=256)]

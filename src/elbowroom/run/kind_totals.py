@@ -121,7 +121,12 @@ class Kinds:
 def beyond(held_bytes: int, budget_bytes: int) -> int:
     """Return the bytes held beyond a budget; 0 if they are less than 1/COUNTED_SHARE of it."""
     more_bytes = held_bytes - budget_bytes
-    return more_bytes if more_bytes > budget_bytes // COUNTED_SHARE else 0
+    return more_bytes if more_bytes > uncounted_bytes(budget_bytes) else 0
+
+
+def uncounted_bytes(budget_bytes: int) -> int:
+    """Return the most bytes beyond a budget with which it counts as held."""
+    return budget_bytes // COUNTED_SHARE
 
 
 def _inputs(key: Hashable) -> str:

@@ -22,6 +22,7 @@ from elbowroom.planners.budget.run_budget import (
 )
 from elbowroom.planners.problem import OF_STATES
 from elbowroom.run.given_plan import course_of_moved
+from elbowroom.run.kind_totals import uncounted_bytes
 from elbowroom.run.recompute.call_recorder import Calls
 from elbowroom.run.recompute.planning import Planned, planned, would_help
 from elbowroom.run.refusals import naming_compiled_backward, with_others
@@ -155,7 +156,9 @@ def _instead(question: StepQuestion, before: Before, problem: Infeasible) -> Ans
     if alike is None:
         return Next.AS_BEFORE
     # a list of losses that grows is no reason to end the run
-    allowed_bytes = question.budget.device_bytes + question.asked.min_size_bytes
+    budget_bytes = question.budget.device_bytes
+    more_bytes = uncounted_bytes(budget_bytes) if question.machine.allocator == "exact" else 0
+    allowed_bytes = budget_bytes + max(more_bytes, question.asked.min_size_bytes)
     try:
         course = course_of_moved(alike, question.machine, before.plan, allowed_bytes)
     except InvalidPlan:  # it was carried out, whatever the records of this step say
