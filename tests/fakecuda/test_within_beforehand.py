@@ -253,3 +253,46 @@ def test_an_evaluation_that_finds_no_memory_before_the_first_step_names_what_tra
     assert (refused.returncode, refused.stdout) == (1, "")
     assert "Memory ran out before the first step." in refused.stderr
     assert "A capture of the script without its numbers says that its steps need a budget of" in refused.stderr
+
+
+OF_WORKERS = """
+import torch
+from torch import nn
+
+
+class Scaled(nn.Module):
+    def forward(self, x):
+        return x * 0.5
+
+
+class Rows(torch.utils.data.Dataset):
+    def __init__(self):
+        self.transform = Scaled()
+
+    def __len__(self):
+        return 3 * 4096
+
+    def __getitem__(self, index):
+        return self.transform(torch.zeros(1024))
+
+
+model = nn.Sequential(*[nn.Sequential(nn.Linear(1024, 1024), nn.GELU()) for _ in range(6)]).cuda()
+optimizer = torch.optim.AdamW(model.parameters())
+for epoch in range(3):
+    for rows in torch.utils.data.DataLoader(Rows(), 4096, num_workers=2):
+        loss = model(rows.cuda()).square().mean()
+        optimizer.zero_grad()
+        loss.backward()
+        optimizer.step()
+        print(epoch, flush=True)
+"""
+
+
+@pytest.mark.timeout(0)
+def test_modules_of_workers_that_read_data_begin_no_steps(rig: Path, tmp_path: Path) -> None:
+    # given transforms that are modules, as torchvision's are, in workers that are forked with a plan in force
+    done = run(rig, tmp_path, script=OF_WORKERS, capacity_bytes=round(0.85 * PLAIN_BYTES))
+    # then
+    assert (done.returncode, len(done.stdout.splitlines())) == (0, 9), done.stderr
+    assert "(9 steps, 0 mismatches)" in done.stderr
+    assert "swapped to" in done.stderr or "recomputed" in done.stderr

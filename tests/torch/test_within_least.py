@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import gc
 from collections.abc import Callable, Hashable, Iterable
 from functools import partial
 
@@ -17,14 +18,17 @@ from elbowroom.run.room import run_of
 from elbowroom.run.step_kinds import StepKind
 from tests.torch.helpers import (
     MIN_SIZE_BYTES,
+    Outcome,
     Setup,
     Training,
     assert_equal,
     assert_swapped,
+    finish,
     mean_square,
     mlp,
     needs,
     ordinary,
+    seeded,
     train,
     train_within,
 )
@@ -205,6 +209,32 @@ def test_what_a_script_keeps_of_each_step_does_not_end_a_run_within_its_least() 
     assert room.steps[-1].mode == "plan"
     assert MIN_SIZE_BYTES < more_bytes <= named // 100
     assert run_of(room).kinds.measured_peak_bytes <= named + more_bytes + MIN_SIZE_BYTES
+
+
+def bits(outcome: Outcome) -> list[bytes]:
+    """Copies that are no tensors, so that no memory of the training is counted for them."""
+    return [each.numpy().tobytes() for each in (*outcome.losses, *outcome.state.values())]
+
+
+def test_trainings_one_after_the_other_hold_the_budget_too() -> None:
+    # given a model and an optimizer for each fold of a cross-validation, which end before the next ones are made
+    setup = with_states(torch.optim.Adam)
+    plain = [bits(train(setup, 5)) for _ in range(3)]
+    least, most = needs(setup, allow=("swap", "state"))
+    budget = most - (most - least) // 3
+    # when
+    gc.collect()
+    before, after, folds = live_ram_bytes(), list[int](), list[list[bytes]]()
+    with er.within(budget, min_size=MIN_SIZE_BYTES, allow=("swap", "state")) as room:
+        for _ in range(3):
+            folds.append(bits(finish(seeded(setup), 5)))
+            gc.collect()
+            after.append(live_ram_bytes())
+    # then no fold keeps anything of one before
+    assert folds == plain
+    assert max(after) <= before + MIN_SIZE_BYTES
+    assert [step.mode for step in room.steps].count("plan") >= 3 * 3
+    assert run_of(room).kinds.measured_peak_bytes <= budget + MIN_SIZE_BYTES
 
 
 def in_turn() -> Training:

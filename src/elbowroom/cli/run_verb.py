@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 import argparse
+import atexit
 import os
 import sys
 import time
 from collections.abc import Sequence
 from contextlib import AbstractContextManager
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, NoReturn
 
 from elbowroom.cli import choosing, failures, launch, merged_figures, output, started
 from elbowroom.cli.answer_types import RunAnswer
@@ -86,7 +87,7 @@ def execute(arguments: argparse.Namespace) -> int:
     if arguments.report and not arguments.report.endswith(ENDINGS):
         raise UsageError(f"--report: given {arguments.report!r}; allowed are names ending in {', '.join(ENDINGS)}")
     shared = [name for name in (arguments.report, arguments.json) if isinstance(name, str)]
-    asked, begun_s = arguments.json, time.time()
+    asked, begun_s, process = arguments.json, time.time(), os.getpid()
     _own_files(arguments)
     room = _room(arguments, settings)
     children = started.Children()
@@ -97,6 +98,8 @@ def execute(arguments: argparse.Namespace) -> int:
         launch.execute(command, outcome)
     children.close()
     code = outcome.exit_code()
+    if os.getpid() != process:  # the script forked this one: the summary is its parent's
+        _leave(code)
     if outcome.error is not None:
         failures.write_error(outcome.error, code, arguments)
     ended_early = outcome.error is not None or code == failures.INTERRUPTED
@@ -114,6 +117,14 @@ def execute(arguments: argparse.Namespace) -> int:
     if isinstance(asked, str):
         merged_figures.merge(asked, launched_rank(), begun_s)
     return code
+
+
+def _leave(code: int) -> NoReturn:
+    """End a forked process past the libraries: torch's profiler would wait there for a thread of its parent."""
+    atexit._run_exitfuncs()  # noqa: SLF001  # pyright: ignore[reportPrivateUsage]
+    sys.stdout.flush()
+    sys.stderr.flush()
+    os._exit(code)
 
 
 def _own_files(arguments: argparse.Namespace) -> None:

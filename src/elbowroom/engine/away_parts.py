@@ -44,6 +44,8 @@ class AwayParts:
 
     def leave(self, key: Hashable, found: Found, n: int, known: StepPlan | None) -> None:
         """Start to move a storage to a lower tier. `n` is its window in the plan, or NONE in an observed step."""
+        if self._executor.is_left_behind:
+            return
         to = None if known is None else known.tier_of.get(n)
         entry = self.copies.pop(key, None)
         if entry is not None and entry.alive() is found.storage:

@@ -33,6 +33,7 @@ from elbowroom.engine.entries import Counters, Entry, Happening, Observer, Place
 from elbowroom.engine.residence import RamResidence, Residence
 from elbowroom.engine.storages import CPU, Blanks
 from elbowroom.engine.tiers.base import LentSlot, LowerTier, SkippedWrite, Transfer
+from elbowroom.engine.tiers.left_behind import LeftBehind
 from elbowroom.machine import TierName
 from elbowroom.torch_compat.core import storage_key
 
@@ -78,6 +79,11 @@ class Executor:
     def lost(self) -> bool:
         """Whether the device no longer answers: nothing comes back to it."""
         return self.tier.streams is not None and self.tier.streams.lost
+
+    @property
+    def is_left_behind(self) -> bool:
+        """Whether this process was forked from the training's, so that nothing moves here."""
+        return isinstance(self.tier, LeftBehind)
 
     # Saving
 
@@ -507,7 +513,14 @@ class Executor:
         if self.observer.dropped:
             self.observer.dropped(entry)
 
+    def leave_behind(self) -> None:
+        """Move nothing from now on, in a process that was forked: Note: [Forked] in tiers/left_behind.py."""
+        self.tier, self._lock = LeftBehind(self.tier.name), threading.Lock()
+        self.make_room = no_room
+
     def _wait(self, entry: Entry, transfer: Transfer) -> None:
+        if isinstance(self.tier, LeftBehind) and not transfer.done():  # no thread of it is here
+            self.tier.refuse()
         if not transfer.blocks:
             transfer.wait()
             return

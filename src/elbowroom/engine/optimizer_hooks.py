@@ -68,11 +68,15 @@ class Stepping:
 
         return step
 
-    def close(self) -> None:
-        """Restore all step functions, `Optimizer.state` and `Optimizer.state_dict`."""
+    def unwrap(self) -> None:
+        """Restore all step functions."""
         for cell, before in self._changed:
             cell.cell_contents = before
         self._changed.clear()
+
+    def close(self) -> None:
+        """Restore all step functions, `Optimizer.state` and `Optimizer.state_dict`."""
+        self.unwrap()
         if self._guards:
             delattr(torch.optim.Optimizer, "state")
         if self._unpacked is not None:

@@ -49,6 +49,7 @@ class OptimizerStates:
 
     Attributes:
         in_parts: whether the steps of optimizers are carried out in parts now.
+        optimizers: number of optimizers that have stepped so far.
         gradients: the gradients of all parameters.
         parameters: the parameters themselves.
     """
@@ -60,7 +61,7 @@ class OptimizerStates:
         min_size_bytes: int,
         begins: Callable[[torch.optim.Optimizer], None],
     ) -> None:
-        self.in_parts = False
+        self.in_parts, self.optimizers = False, 0
         self.gradients = Gradients(executor, conductor, min_size_bytes)
         self.parameters = Parameters(executor, conductor, min_size_bytes, self.gradients)
         self._executor = executor
@@ -96,12 +97,14 @@ class OptimizerStates:
         if self._stepping is not None:
             self._stepping.meets(optimizer, args, kwargs)
             others = [each for each in self._met if each[0]() not in (None, optimizer)]
-            self._met = [*others, (weakref.ref(optimizer), self._executor.stream())]
+            self.optimizers += all(each[0]() is not optimizer for each in self._met)
+            self._met = [*others, (weakref.ref(optimizer, self._forget), self._executor.stream())]
 
-    @property
-    def optimizers(self) -> int:
-        """Number of optimizers that have stepped, of those that still exist."""
-        return len(self._met)
+    def _forget(self, _: object) -> None:
+        """Let go of the parameters of optimizers that are gone: the parts of their steps hold them."""
+        self._met = [each for each in self._met if each[0]() is not None]
+        self._parts, self._ended = _of_alive(self._parts), _of_alive(self._ended)
+        self._of_steps = [each for each in self._of_steps if _of_alive(each)]
 
     def rest(self) -> None:
         """Take all hooks out of the optimizers, until `wake`. No state and no parameter is away then."""
@@ -115,6 +118,12 @@ class OptimizerStates:
         """Install the hooks again."""
         if self._stepping is None:
             self.open()
+
+    def leave_behind(self) -> None:
+        """Step as ever in a process that was forked. Reading a state that is away is an error there."""
+        self.in_parts = self.gradients.wanted = self.parameters.wanted = False
+        if self._stepping is not None:
+            self._stepping.unwrap()
 
     # Steps of optimizers
 
@@ -223,7 +232,6 @@ class OptimizerStates:
 
     def _parts_of(self, known: StepPlan) -> list[EndedPart]:
         """Return the parts of the last step like those of a plan: optimizers may step in turn. Else of the last one."""
-        self._of_steps = [each for each in self._of_steps if all(ref() is not None for ref, _, _ in each)]
         if len(self._of_steps) > 1:
             return next((each for each in self._of_steps if self._are_of(each, known)), self._of_steps[0])
         return self._of_steps[0] if self._of_steps else []
@@ -424,3 +432,8 @@ def _fits(known: StepPlan, part: int, states: list[Found]) -> bool:
     expected = parts[part] if part < len(parts) else ()
     found = [(each.size_bytes, dtype_name(each.dtype)) for each in states]
     return part < len(parts) and found == [(slot.size_bytes, slot.dtype) for slot in expected]
+
+
+def _of_alive(parts: list[EndedPart]) -> list[EndedPart]:
+    """Return the parts of a step, none if an optimizer of them is gone."""
+    return parts if all(ref() is not None for ref, _, _ in parts) else []

@@ -133,6 +133,7 @@ class Hooks:
         self._transforms = transforms_allowed(self._pair.pack_hook)
         self._below: tuple[Any, Any] | None = None
         self._thread = 0
+        self._forked = False
         self.out = True
         self.read = False
 
@@ -154,6 +155,10 @@ class Hooks:
         self._transforms.__exit__(None, None, None)
         if not self.out:
             self._pair.__exit__(None, None, None)
+
+    def leave_behind(self) -> None:
+        """Let all that is saved from now on stay, in a process that was forked."""
+        self._forked = True
 
     def take_out(self) -> bool:
         """Remove the hooks for a while, until `put_back`. Returns whether they were removed.
@@ -180,6 +185,8 @@ class Hooks:
     @never_compiled
     def pack(self, tensor: torch.Tensor) -> Packed:
         """Return what autograd keeps in place of a saved tensor."""
+        if self._forked:
+            return _passed(tensor)
         if type(tensor) not in PLAIN_TYPES:
             return self._pack_subclass(tensor)
         if tensor.device != self._device or not is_plain(tensor):

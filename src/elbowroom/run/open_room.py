@@ -41,6 +41,15 @@ PLENTY_BYTES = 1 << 30
 _open: list[TrainingRun] = []
 
 
+def _after_fork() -> None:
+    for run in _open:
+        run.leave_behind()
+    _open.clear()
+
+
+os.register_at_fork(after_in_child=_after_fork)
+
+
 @contextmanager
 def opened(
     budget: str | int | None,
@@ -57,27 +66,39 @@ def opened(
         if measure:
             run.measure_next_step()
         _open.append(run)
-        error = lost = refusal = None
+        error = None
         try:
             yield Room(run)
         except BaseException as found:
             error = found
             raise
         finally:
-            _open.remove(run)
-            lost = run.loss() if error is None or isinstance(error, Exception) else None
-            refusal = run.refusal(error)
-            refusal = run.peers.instead_of(lost or refusal or error) or refusal
-            if refusal is not None and error is not None:
-                clear_frames(error.__traceback__)  # their tensors take the memory that closing needs
-            run.close(failed=error is not None or lost is not None)
             try:
-                if lost is not None:
-                    raise lost from error
-                if refusal is not None:
-                    raise refusal from error
+                if run in _open:
+                    _open.remove(run)
+                    _end(run, error)
+                else:  # this process was forked inside the room, which is its parent's
+                    around.pop_all()
             finally:
-                del error, lost, refusal  # each has this frame in its traceback, and the training in its own
+                del error  # it has this frame in its traceback
+
+
+def _end(run: TrainingRun, error: BaseException | None) -> None:
+    """Close a run. Raises what its end shows, or what explains the error that ends it."""
+    lost = refusal = None
+    try:
+        lost = run.loss() if error is None or isinstance(error, Exception) else None
+        refusal = run.refusal(error)
+        refusal = run.peers.instead_of(lost or refusal or error) or refusal
+        if refusal is not None and error is not None:
+            clear_frames(error.__traceback__)  # their tensors take the memory that closing needs
+        run.close(failed=error is not None or lost is not None)
+        if lost is not None:
+            raise lost from error
+        if refusal is not None:
+            raise refusal from error
+    finally:
+        del error, lost, refusal  # each has this frame in its traceback, and the training in its own
 
 
 def _opened(

@@ -16,6 +16,11 @@ NO_STEP = (
     "large saved storage was swapped all the time, and nothing was planned"
 )
 
+TRAINS_APART = (
+    "elbowroom: an optimizer steps in a process that was forked from this one: nothing moves there, and no budget "
+    "holds it. Train in the process that was started, or open elbowroom.within in the new one"
+)
+
 PROFILED = (
     "elbowroom: torch's profiler is in use, and only one can be: {then}. Start it after the third step, such as with "
     "schedule=torch.profiler.schedule(wait=3, warmup=1, active=2)"

@@ -19,7 +19,9 @@ Several optimizers may step in one step. How many do is learnt from the first st
 
 from __future__ import annotations
 
+import gc
 import time
+import weakref
 from collections.abc import Callable, Hashable, Iterator, Sequence
 from contextlib import AbstractContextManager, contextmanager, suppress
 from dataclasses import replace
@@ -45,7 +47,7 @@ from elbowroom.engine.optimizer_states import OptimizerStates
 from elbowroom.engine.saved_tensors import Director, Handle, Hooks
 from elbowroom.engine.storages import alive_of, dtype_name
 from elbowroom.errors import Infeasible, UsageError
-from elbowroom.notices import LOGGER, warn
+from elbowroom.notices import LOGGER, warn, warn_once
 from elbowroom.run import account as figures
 from elbowroom.run.account import Mode
 from elbowroom.run.allocator_limit import AllocatorLimit
@@ -58,7 +60,7 @@ from elbowroom.run.peers import Peers
 from elbowroom.run.recompute.in_step import StepRecomputes
 from elbowroom.run.resting import BEFORE_REST, Resting
 from elbowroom.run.run_figures import RunFigures
-from elbowroom.run.run_warnings import NO_STEP, Surprises
+from elbowroom.run.run_warnings import NO_STEP, TRAINS_APART, Surprises
 from elbowroom.run.step_ends import ParameterUpdates
 from elbowroom.run.step_kinds import StepKind, details, lower_bytes, signature
 from elbowroom.run.step_plan import Following
@@ -112,6 +114,7 @@ class TrainingRun(RunFigures, Director, Conductor):
         self._in_optimizer = self._just_stopped = self._void = False
         self.beforehand: Child | None = None
         self._levels: Levels | None = None
+        self._roots: dict[int, weakref.ref[torch.nn.Module]] = {}
         self._refuses = False
         self.ends_process = False
         self.peers = Peers()
@@ -159,6 +162,20 @@ class TrainingRun(RunFigures, Director, Conductor):
         if self.beforehand is not None:
             self.beforehand.close()
             self.beforehand = None
+
+    def leave_behind(self) -> None:
+        """Take no part in a process that was forked from this one: Note: [Forked] in engine/tiers/left_behind.py."""
+        self._running, self._current, self._recorder, self._levels = False, None, None, None
+        self._root_hook.remove()
+        self._hooks.leave_behind()
+        self._states.leave_behind()
+        self._executor.leave_behind()
+        if self._watch is not None:
+            self._watch.close()
+            self._watch = OptimizerWatch(self._trains_apart, lambda _: None)
+
+    def _trains_apart(self, optimizer: Any, args: Any, kwargs: Any) -> None:  # noqa: ARG002 - a hook's
+        warn_once(self._once, "forked", TRAINS_APART)
 
     def close(self, *, failed: bool) -> None:
         """Remove the hooks, and end the last step. Saved tensors that still exist can be read back afterwards."""
@@ -343,6 +360,8 @@ class TrainingRun(RunFigures, Director, Conductor):
         return known
 
     def _begin_step(self, root: torch.nn.Module | None, key: Hashable, details: Hashable = None) -> None:
+        if root is not None:
+            self._meet(root)
         known = self._expected_beside_peers(key)
         self._room.retries.turn(on=False)  # the run's own work before the step needs none
         self._states.parameters.step_comes()
@@ -382,6 +401,13 @@ class TrainingRun(RunFigures, Director, Conductor):
         self._unhooked.begin(known, details, root, plain=plain)
         self._recomputes.follow()
         self._begin_ns = time.perf_counter_ns()
+
+    def _meet(self, root: torch.nn.Module) -> None:
+        """Collect garbage before the first step of a model: an optimizer of before is in a cycle, with its states."""
+        met = self._roots.get(id(root))
+        if met is None or met() is not root:
+            self._roots[id(root)] = weakref.ref(root)
+            gc.collect()
 
     def _begin_states(self) -> None:
         """Begin a step for what outlives it."""
