@@ -16,6 +16,7 @@ from dataclasses import dataclass, replace
 from typing import Literal
 
 from elbowroom.answers.estimate import estimate
+from elbowroom.answers.pareto import EFFORT_S
 from elbowroom.errors import CaptureError, Infeasible
 from elbowroom.machine import Machine
 from elbowroom.planners import DEFAULT_PLANNER, Means, asking, requested
@@ -25,9 +26,6 @@ from elbowroom.timeline import Timeline
 from elbowroom.trace import Trace
 from elbowroom.units import Budget
 from elbowroom.watch import ENDS, Watch
-
-EFFORT_S = 1.0
-"""Default time limit of each search for a plan, in seconds: about a tenth of the changes that are tried otherwise."""
 
 StudyKind = Literal["budget", "batch", "resolution", "gpu"]
 Outcome = Literal["kept", "planned", "no plan", "failed"]

@@ -55,7 +55,12 @@ def add(verbs: Any) -> None:
     parser.add_argument("--planner", metavar="NAME", help=f"which planner makes it (default: {scripts.PLANNER})")
     choosing.add_options(parser)
     parser.add_argument("--min-size", metavar="SIZE", help="keep smaller storages (default: follows the budget)")
-    parser.add_argument("--time-limit", type=float, metavar="S", help="seconds a planner may search for one plan")
+    parser.add_argument(
+        "--time-limit",
+        type=float,
+        metavar="S",
+        help="seconds a planner may search for one plan (default: 60, and 1 for each point of --pareto)",
+    )
     parser.add_argument("-o", "--out", metavar="FILE", help="write the plan to a file that `elbowroom run` reads")
     parser.add_argument("--trace", metavar="FILE", help="write the trace to a file: a second plan needs no capture")
     parser.add_argument("--report", metavar="FILE", help="write a report: .html, .trace.json or .txt")
