@@ -175,7 +175,7 @@ def _next_steps(subject: Subject, fit: Fit) -> Iterator[NextStep]:
         command = f"elbowroom plan trace.json{gpu} --pareto curve.html"
         yield NextStep(command=command, why="what each budget costs, as a curve")
     if subject.measured is not None:
-        command = "elbowroom report this.json other.json -o compare.html"
+        command = "elbowroom report this.timeline.json other.timeline.json -o compare.html"
         yield NextStep(command=command, why="compares this run with another one")
     elif gpu:
         yield NextStep(command=f"elbowroom study budget train.py{gpu}", why="what more memory would bring")

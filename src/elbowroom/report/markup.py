@@ -9,7 +9,7 @@ from importlib import resources
 Cells = Sequence[str]
 
 
-def table(caption: str, names: Cells, rows: Sequence[Cells], tones: Cells = ()) -> str:
+def table(caption: str, names: Cells, rows: Sequence[Cells], tones: Cells = (), kind: str = "figures") -> str:
     """Make a table of figures whose first column names the rows.
 
     Args:
@@ -17,6 +17,7 @@ def table(caption: str, names: Cells, rows: Sequence[Cells], tones: Cells = ()) 
         names: header of each column.
         rows: texts of each row.
         tones: classes of the headers after the first; empty for none.
+        kind: its class: "figures", or "figures words" for cells with words.
     """
     classes = ["", *([f' class="{tone}"' for tone in tones] or [""] * (len(names) - 1))]
     head = "".join(f'<th scope="col"{of}>{escape(name)}</th>' for name, of in zip(names, classes, strict=True))
@@ -25,7 +26,7 @@ def table(caption: str, names: Cells, rows: Sequence[Cells], tones: Cells = ()) 
         for first, *cells in rows
     )
     return (
-        f'<div class="wide"><table class="figures"><caption class="unseen">{escape(caption)}</caption>'
+        f'<div class="wide"><table class="{kind}"><caption class="unseen">{escape(caption)}</caption>'
         f"<thead><tr>{head}</tr></thead><tbody>{body}</tbody></table></div>"
     )
 

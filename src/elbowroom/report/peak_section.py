@@ -77,10 +77,10 @@ def _peak_held(trace: Trace, title: str, held: Held) -> PeakHeld:
 
 def peak_section(subject: Subject) -> str:
     """Make the whole section; nothing if no record says what is held."""
-    return breakdown(subject) + "".join(_modules(each) for each in held_of(subject))
+    return breakdown(subject) + "".join(modules_html(each) for each in held_of(subject))
 
 
-def _modules(peak: PeakHeld) -> str:
+def modules_html(peak: PeakHeld) -> str:
     """Draw a tree, with tables of its modules and of source lines below it."""
     all_bytes = peak.tree.size_bytes
     if not all_bytes:

@@ -57,7 +57,7 @@ def subject_of(*records: Record) -> Subject:
         raise UsageError("report: given no record; allowed are a trace, a machine, a plan and timelines; give one")
     given: dict[str, Record] = {}
     for record in records:
-        kind = _kind_of(record)
+        kind = kind_of(record)
         if kind in given:
             raise UsageError(f"report: given two records of the kind {kind}; allowed is one of each; leave one out")
         given[kind] = record
@@ -66,7 +66,12 @@ def subject_of(*records: Record) -> Subject:
     return _with_kept(subject)
 
 
-def _kind_of(record: object) -> str:
+def kind_of(record: object) -> str:
+    """Return the kind of a record; that of a timeline is its source.
+
+    Raises:
+        UsageError: another object.
+    """
     if isinstance(record, Timeline):
         return record.source
     for kind in (Trace, Machine, Plan, Pareto, Estimate):
