@@ -34,6 +34,10 @@ def test_a_measured_step_is_held_to_the_budget_first() -> None:
         False,
         "It passes its budget: a step holds 132.0 MiB, measured; the budget is 100.0 MiB.",
     )
+    assert fit(trace, replace(plan, budget_bytes=131 * MIB), line) == (
+        True,
+        "It fits but for less than 1 %: a step holds 132.0 MiB, measured; the budget is 131.0 MiB.",
+    )
 
 
 def test_a_measured_time_is_not_compared_with_a_simulated_one() -> None:

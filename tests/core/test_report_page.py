@@ -6,10 +6,12 @@ import json
 import re
 import shutil
 import subprocess
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
 
+from elbowroom.machine import Machine
 from elbowroom.report import Record, html, report, subject_of
 from tests.core.report_case import chain
 from tests.core.test_guidance import curve
@@ -93,6 +95,19 @@ def test_the_page_answers_in_the_order_of_the_questions(tmp_path: Path) -> None:
         "Figures",
     ]
     assert [top for _, top in found] == sorted(top for _, top in found)
+
+
+@in_browser
+@pytest.mark.parametrize("size_bytes", [2**20, 8 * 2**30], ids=["fits", "misses"])
+def test_the_answer_stands_first_in_its_card_and_above_its_figures(size_bytes: int, tmp_path: Path) -> None:
+    shown = page_with(replace(chain(size_bytes=size_bytes), device="cuda:0"), Machine.of("rtx4090"))
+    place = "(it) => { const at = it.getBoundingClientRect(); return [at.top, at.left, at.right, at.bottom] }"
+    parts = "['section', '.answer p', '.tiles'].map((name) => document.querySelector(name))"
+
+    card, answer, tiles = seen(tmp_path, shown, f"{parts}.map({place})", 1000)  # type: ignore[misc]
+
+    assert card[0] < answer[0] < answer[3] <= tiles[0] < card[3]
+    assert card[1] < answer[1] < answer[2] < card[2]
 
 
 @in_browser

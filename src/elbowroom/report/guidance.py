@@ -14,6 +14,8 @@ from elbowroom.report.subject import Subject
 from elbowroom.timeline import Timeline
 from elbowroom.units import format_bytes, format_ns
 
+TOLERANCE = 0.01
+"""A run that is above its budget by less than this part of it counts as within, as in `elbowroom run`."""
 MUCH_STALL = 0.02
 """From this part of a step on, stalls are worth a larger budget."""
 
@@ -83,13 +85,13 @@ def _of_plan(subject: Subject, line: Timeline) -> Fit:
 def _in_budget(subject: Subject, line: Timeline, source: str) -> Fit:
     plan = subject.plan
     assert plan is not None
-    within = line.peak_reserved_bytes <= plan.budget_bytes
-    budget = format_bytes(plan.budget_bytes)
-    head = (
-        f"It fits: a step holds {_held(line)} within the budget of {budget}, {source}."
-        if within
-        else f"It passes its budget: a step holds {_held(line)}, {source}; the budget is {budget}."
-    )
+    held_bytes, budget = line.peak_reserved_bytes, format_bytes(plan.budget_bytes)
+    within = held_bytes <= plan.budget_bytes * (1 + (TOLERANCE if source == "measured" else 0))
+    if held_bytes <= plan.budget_bytes:
+        head = f"It fits: a step holds {_held(line)} within the budget of {budget}, {source}."
+    else:
+        said = "It fits but for less than 1 %" if within else "It passes its budget"
+        head = f"{said}: a step holds {_held(line)}, {source}; the budget is {budget}."
     return Fit(fits=within, sentences=(head, *_beside_kept(subject, line, source)))
 
 

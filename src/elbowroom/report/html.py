@@ -22,6 +22,9 @@ from elbowroom.timeline import Timeline
 from elbowroom.units import format_bytes, format_ns
 
 STORAGES_SHOWN = 80
+MOVING = ("peak allocated", "step time", "stall", "swapped out")
+STAYING = ("peak allocated", "peak reserved", "peak on the device", "step time")
+"""Figures that are shown large, where a plan moves something and where nothing moves."""
 STYLES = (("vendor", "uPlot.min.css"), ("web", "page.css"))
 SCRIPTS = (
     *(("web", "format.js"), ("web", "memory.js"), ("web", "lanes.js")),
@@ -93,7 +96,7 @@ def in_script(data: object) -> str:
 def _answer(subject: Subject) -> str:
     """Say whether it fits, with the figures that people look for first, and what the records are."""
     found = fit_of(subject)
-    style = "" if found.fits is None else " fits" if found.fits else " over"
+    style = "" if found.fits is None else " fits" if found.fits else " misses"
     said = "".join(f"<p>{escape(each)}</p>" for each in found.sentences)
     tiles = _tiles(subject)
     return (
@@ -155,7 +158,8 @@ def _tiles(subject: Subject) -> str:
     if not subject.timelines:
         return ""
     rows = {row.name: row for row in figures.headlines(subject)}
-    names = ("peak allocated", "step time", "stall", "swapped out")
+    moves = any(line.swapped_out_bytes or line.recompute_ns for _, line in subject.timelines)
+    names = MOVING if moves else STAYING
     return "".join(_tile(subject, name, rows[name].cells) for name in names)
 
 
