@@ -183,6 +183,13 @@ def test_the_command_compares_on_the_terminal_in_json_and_as_a_page(
     assert "allowed is a name ending in .html" in capsys.readouterr().err
 
 
+def test_a_file_that_is_given_twice_is_named(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    machine, trace, four = written(tmp_path, trace=TRACE, four=FOUR)
+
+    assert main(["report", machine, trace, four, four]) == 2
+    assert f"given {four} twice" in capsys.readouterr().err
+
+
 def test_two_timelines_are_a_page_that_compares_them(tmp_path: Path) -> None:
     for name, line in (("a", measured(TRACE, FOUR)), ("b", measured(TRACE, TWO))):
         line.save(tmp_path / f"{name}.json")

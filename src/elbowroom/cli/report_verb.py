@@ -75,7 +75,7 @@ def _compared(named: dict[str, Record], arguments: argparse.Namespace) -> int:
     """Compare two steps.
 
     Raises:
-        UsageError: a form that a comparison does not have.
+        UsageError: a form that a comparison does not have, or one file twice.
         FormatError: the page cannot be written.
     """
     if arguments.out and not arguments.out.endswith(".html"):
@@ -83,6 +83,9 @@ def _compared(named: dict[str, Record], arguments: argparse.Namespace) -> int:
             f"--out: given {arguments.out!r} with two steps to compare; allowed is a name ending in .html; rename it, "
             "or give the records of one step"
         )
+    if len(named) < len(arguments.records):
+        twice = next(path for path in arguments.records if arguments.records.count(path) > 1)
+        raise UsageError(f"report: given {twice} twice; allowed are two steps to compare; name the other one")
     sides = sides_of(named)
     if arguments.out:
         from elbowroom.report.compare_page import compare_page

@@ -59,7 +59,10 @@ def subject_of(*records: Record) -> Subject:
     for record in records:
         kind = kind_of(record)
         if kind in given:
-            raise UsageError(f"report: given two records of the kind {kind}; allowed is one of each; leave one out")
+            raise UsageError(
+                f"report: given two records of the kind {kind}; allowed is one of each; leave one out, or compare two "
+                "steps with `elbowroom report`"
+            )
         given[kind] = record
     subject = Subject(**given)  # pyright: ignore[reportArgumentType]
     _check_same_trace(subject)
