@@ -8,7 +8,7 @@ from html import escape
 
 from elbowroom.units import format_bytes
 
-CELL = "text-align:left;padding:2px 12px 2px 0"
+CELL = "text-align:left;padding:2px 12px 2px 0;overflow-wrap:anywhere;white-space:normal"
 NUMBER = "text-align:right;padding:2px 12px 2px 0;white-space:nowrap"
 WIDTH_EM = 16
 """Width of the longest bar."""
@@ -46,7 +46,7 @@ def notebook_table(title: str, facts: Sequence[tuple[str, str]], bars: Sequence[
         bars: rows with a bar.
         of: what the rows with a bar are.
     """
-    said = "".join(_row(name, text, "") for name, text in facts)
+    said = "".join(_fact(name, text) for name, text in facts)
     if bars:
         head = f'<th colspan="3" scope="colgroup" style="{CELL};font-weight:600">{escape(of)}</th>'
         said += f"<tr>{head}</tr>" + "".join(_row(bar.name, bar.text, _bar(bar.share)) for bar in bars)
@@ -54,9 +54,16 @@ def notebook_table(title: str, facts: Sequence[tuple[str, str]], bars: Sequence[
     return f'<table style="border-collapse:collapse">{caption}<tbody>{said}</tbody></table>'
 
 
+def _fact(name: str, text: str) -> str:
+    return f'<tr>{_head(name)}<td colspan="2" style="{CELL}">{escape(text)}</td></tr>'
+
+
+def _head(name: str) -> str:
+    return f'<th scope="row" style="{CELL};font-weight:400">{escape(name)}</th>'
+
+
 def _row(name: str, text: str, bar: str) -> str:
-    head = f'<th scope="row" style="{CELL};font-weight:400">{escape(name)}</th>'
-    return f'<tr>{head}<td style="{NUMBER}">{escape(text)}</td><td style="{CELL}">{bar}</td></tr>'
+    return f'<tr>{_head(name)}<td style="{NUMBER}">{escape(text)}</td><td style="{CELL}">{bar}</td></tr>'
 
 
 def _bar(share: float) -> str:

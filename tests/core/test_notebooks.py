@@ -5,6 +5,7 @@ from __future__ import annotations
 import re
 from dataclasses import replace
 from html.parser import HTMLParser
+from pathlib import Path
 
 import pytest
 
@@ -14,6 +15,7 @@ from elbowroom.notebook_tables import WIDTH_EM
 from elbowroom.simulate.simulate import simulate
 from elbowroom.timeline import Timeline
 from tests.core.report_case import DISK, MIB, chain, swapping
+from tests.core.test_report_page import in_browser, seen
 
 HOSTILE = '<script>alert("x")</script>'
 MOST_CHARACTERS = 8_000
@@ -106,3 +108,18 @@ def test_a_timeline_without_what_it_holds_has_its_figures_alone() -> None:
 
     assert rows[0] == ["step time", "5 ns"]
     assert len(rows) == 5
+
+
+@in_browser
+def test_long_names_leave_the_table_as_wide_as_a_cell(tmp_path: Path) -> None:
+    trace = replace(chain(name="encoder.a_module.with_quite_a_long_path.of_names.block.layer"), device="cuda:0")
+    answer = estimate(trace, Machine.of("rtx4090"), plans=False)
+    page = f"<!doctype html><body style='font-family: sans-serif'>{answer._repr_html_()}</body>"
+
+    assert seen(tmp_path, page, "document.documentElement.scrollWidth <= innerWidth", 600) is True
+    bars = "[...document.querySelectorAll('td div')].map((it) => it.getBoundingClientRect().width)"
+    widths = seen(tmp_path, page, bars, 1000)
+    assert isinstance(widths, list)
+    # per category and module its part of the allocated peak
+    sizes = [size for _, size in answer.categories] + [share.size_bytes for share in answer.modules]
+    assert widths == pytest.approx([WIDTH_EM * 16 * size / answer.peak_allocated_bytes for size in sizes], abs=0.2)
