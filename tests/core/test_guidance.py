@@ -70,7 +70,7 @@ def test_an_estimate_answers_for_a_gpu_without_a_plan() -> None:
 
 
 def test_records_that_say_nothing_of_fitting_say_what_to_give() -> None:
-    assert fit(chain()) == (None, "No record says what a step holds: give a machine or a timeline as well.")
+    assert fit(chain()) == (None, "No record says on which machine: give a machine or a timeline as well.")
     assert fit(simulate(chain(), DISK)) == (None, "A step needs 228.0 MiB, simulated.")
 
 

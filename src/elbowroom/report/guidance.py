@@ -56,7 +56,7 @@ def fit_of(subject: Subject) -> Fit:
         return _of_estimate(subject.estimate)
     line = subject.simulated or subject.kept
     if line is None:
-        return Fit(fits=None, sentences=("No record says what a step holds: give a machine or a timeline as well.",))
+        return Fit(fits=None, sentences=("No record says on which machine: give a machine or a timeline as well.",))
     if subject.machine is None:
         return Fit(fits=None, sentences=(f"A step needs {_held(line)}, simulated.", "No record says on which machine."))
     return _on_machine(line, subject.machine.tiers[0].capacity_bytes, "simulated")
