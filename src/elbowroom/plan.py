@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+from collections import Counter
 from dataclasses import dataclass
 
 from elbowroom.files import field_rules as rules
 from elbowroom.files.record_files import Filed
 from elbowroom.machine import TIERS, TierName
-from elbowroom.units import format_bytes
+from elbowroom.notebook_tables import NotebookBar, notebook_table
+from elbowroom.units import format_bytes, format_ns
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -145,6 +147,21 @@ class Plan(Filed):
     def __repr__(self) -> str:
         decided = f"{len(self.swaps)} swaps, {len(self.recomputes)} recomputes, {len(self.algorithms)} algorithms"
         return f"<Plan by {self.planner} within {format_bytes(self.budget_bytes)}: {decided}>"
+
+    def _repr_html_(self) -> str:
+        """Return the plan as a table for notebooks: how many storages go where."""
+        counts = Counter(f"swapped to {swap.tier}" for swap in self.swaps)
+        counts["recomputed"] = sum(len(each.storages) for each in self.recomputes)
+        counts["ops with another algorithm"] = len(self.algorithms)
+        shown = [(name, count) for name, count in counts.items() if count]
+        most = max((count for _, count in shown), default=1)
+        bars = [NotebookBar(name=name, text=f"{count:,}", share=count / most) for name, count in shown]
+        facts = [("budget", format_bytes(self.budget_bytes))]
+        if self.bound is not None:
+            bound = f"{format_ns(self.bound.step_ns)}, simulated on {self.bound.machine}"
+            facts += [("step time", bound), ("no plan takes less than", format_ns(self.bound.lower_bound_ns))]
+        title = f"Plan by {self.planner}" + ("" if shown else ": every storage is kept")
+        return notebook_table(title, facts, bars, "moves of storages, and ops, by number")
 
     def __post_init__(self) -> None:
         rules.text("Plan.trace_id", self.trace_id)

@@ -8,6 +8,7 @@ from typing import Literal
 from elbowroom.files import field_rules as rules
 from elbowroom.files.record_files import Filed
 from elbowroom.machine import TIERS, TierName
+from elbowroom.notebook_tables import byte_bars, notebook_table
 from elbowroom.trace import CATEGORIES, Category
 from elbowroom.units import format_bytes, format_ns
 
@@ -114,6 +115,22 @@ class Timeline(Filed):
         allocated, reserved = format_bytes(self.peak_allocated_bytes), format_bytes(self.peak_reserved_bytes)
         peaks = f"allocated {allocated}, reserved {reserved}"
         return f"<Timeline {self.source}: step {format_ns(self.step_ns)}, {len(self.spans)} spans, peak {peaks}>"
+
+    def _repr_html_(self) -> str:
+        """Return the step as a table for notebooks: its figures, and what it holds at the peak."""
+        facts = (
+            ("step time", format_ns(self.step_ns)),
+            ("stall", format_ns(self.stall_ns)),
+            (
+                "swapped out and back",
+                f"{format_bytes(self.swapped_out_bytes)}, {format_bytes(self.swapped_back_bytes)}",
+            ),
+            ("peak allocated", format_bytes(self.peak_allocated_bytes)),
+            ("peak reserved", format_bytes(self.peak_reserved_bytes)),
+        )
+        held = [(category.replace("_", " "), size_bytes) for category, size_bytes in self.at_peak]
+        bars = byte_bars(held, sum(size_bytes for _, size_bytes in held))
+        return notebook_table(f"Timeline of a step, {self.source}", facts, bars, "on the device at the allocated peak")
 
     def __post_init__(self) -> None:
         rules.one_of("Timeline.source", self.source, SOURCES)

@@ -367,6 +367,11 @@ def test_without_a_gpu_here_one_must_be_named(
         (["train.py", "--gpu", "rtx4909"], "the nearest are rtx4090"),
         (["train.py", "--gpu", "t4,T4"], "--gpu: given t4 twice"),
         (["train.py", "--gpu", "t4,l4", "-o", "x.json"], "--out: given with 2 GPUs or ranks; allowed is one"),
+        (["train.py", "--gpu", "t4,l4", "--report", "x.html"], "--report: given with 2 GPUs or ranks; allowed is one"),
+        (
+            ["train.py", "--gpu", "t4", "--report", "x.pdf"],
+            "--report: given 'x.pdf'; allowed are names ending in .html",
+        ),
     ],
 )
 def test_what_is_not_allowed_is_said(
@@ -393,6 +398,16 @@ def test_the_trace_can_be_kept(script: str, captures: Callable[..., Captures]) -
 
     assert main(["estimate", script, "--gpu", "t4", "-o", "trace.json"]) == 0
     assert Trace.load("trace.json") == trace_of(GIB)
+
+
+def test_the_answer_can_be_a_page(script: str, captures: Callable[..., Captures]) -> None:
+    captures(lambda _: GIB)
+
+    assert main(["estimate", script, "--gpu", "t4", "--report", "page.html"]) == 0
+
+    page = Path("page.html").read_text("utf-8")
+    assert '<div class="answer fits"><p>On t4 it fits' in page
+    assert "What holds 1.00 GiB at the peak, by module" in page
 
 
 def test_the_largest_value_and_the_next_are_found_and_shown(

@@ -8,6 +8,7 @@ import pytest
 
 from elbowroom.cli import main
 from elbowroom.simulate.simulate import simulate
+from elbowroom.timeline import Timeline
 from tests.cli.answers import answered
 from tests.core.report_case import DISK, MIB, chain, measured, swapping
 
@@ -62,3 +63,11 @@ def test_report_refuses_an_ending_before_it_reads(capsys: pytest.CaptureFixture[
     assert main(["report", "nowhere.json", "-o", "report.pdf"]) == 2
 
     assert "--out: given 'report.pdf'; allowed are names ending in .html" in capsys.readouterr().err
+
+
+def test_report_writes_the_timeline_as_a_record(files: list[str], tmp_path: Path) -> None:
+    out = tmp_path / "run.timeline.json"
+
+    assert main(["report", *files, "-o", str(out)]) == 0
+
+    assert Timeline.load(out).source == "measured"

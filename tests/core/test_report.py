@@ -240,7 +240,9 @@ def test_what_cannot_be_reported_is_refused_with_the_remedy(tmp_path: Path) -> N
         report("trace.json")  # type: ignore[arg-type]
     with pytest.raises(UsageError, match="the plan of trace"):
         report(other, machine, plan)
-    with pytest.raises(UsageError, match=r"allowed are names ending in \.html, \.trace\.json, \.txt, \.pickle"):
+    with pytest.raises(
+        UsageError, match=r"allowed are names ending in \.html, \.trace\.json, \.timeline\.json, \.txt, \.pickle"
+    ):
         report(trace, out="report.pdf")
     with pytest.raises(UsageError, match="a Chrome trace shows timelines"):
         report(trace, out=tmp_path / "x.trace.json")

@@ -6,12 +6,15 @@ import json
 import re
 import shutil
 import subprocess
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
 
+from elbowroom.machine import Machine
 from elbowroom.report import Record, html, report, subject_of
 from tests.core.report_case import chain
+from tests.core.test_guidance import curve
 from tests.core.test_report import everything
 
 BROWSER = shutil.which("chromium") or shutil.which("chromium-browser") or shutil.which("google-chrome")
@@ -60,6 +63,162 @@ def test_every_chart_has_a_name_that_says_what_it_shows(tmp_path: Path) -> None:
         "Bars of what runs when, on each lane",
     ]
     assert "everything kept, simulated 228.0 MiB, simulated 132.0 MiB, measured 132.0 MiB" in names[0]
+
+
+CHOSEN = (
+    "[...document.querySelectorAll('.icicle')[0].querySelectorAll('.box')].filter((it) => it.style.display !== 'none')"
+)
+PRESS = (
+    "const press = (key) => document.activeElement.dispatchEvent(new KeyboardEvent('keydown', { key, bubbles: true }))"
+)
+
+
+def after(script: str, found: str) -> str:
+    return f"(() => {{ {PRESS}; {script}; return {found} }})()"
+
+
+@in_browser
+def test_the_page_answers_in_the_order_of_the_questions(tmp_path: Path) -> None:
+    trace, machine, plan, simulated, measured = everything()
+    heads = "[...document.querySelectorAll('h2')].map((it) => [it.textContent, it.getBoundingClientRect().top])"
+
+    found = seen(tmp_path, page_with(trace, machine, plan, simulated, measured, curve(trace.id)), heads, 1000)
+
+    assert isinstance(found, list)
+    assert [name for name, _ in found] == [
+        "Does it fit",
+        "What holds the memory at the peak",
+        "What the plan does over time",
+        "What the plan does to each storage: the largest",
+        "What another budget would cost",
+        "What to try next",
+        "Figures",
+    ]
+    assert [top for _, top in found] == sorted(top for _, top in found)
+
+
+@in_browser
+@pytest.mark.parametrize("size_bytes", [2**20, 8 * 2**30], ids=["fits", "misses"])
+def test_the_answer_stands_first_in_its_card_and_above_its_figures(size_bytes: int, tmp_path: Path) -> None:
+    shown = page_with(replace(chain(size_bytes=size_bytes), device="cuda:0"), Machine.of("rtx4090"))
+    place = "(it) => { const at = it.getBoundingClientRect(); return [at.top, at.left, at.right, at.bottom] }"
+    parts = "['section', '.answer p', '.tiles'].map((name) => document.querySelector(name))"
+
+    card, answer, tiles = seen(tmp_path, shown, f"{parts}.map({place})", 1000)  # type: ignore[misc]
+
+    assert card[0] < answer[0] < answer[3] <= tiles[0] < card[3]
+    assert card[1] < answer[1] < answer[2] < card[2]
+
+
+@in_browser
+def test_a_box_of_the_icicle_is_as_wide_as_its_bytes_and_stands_below_its_module(tmp_path: Path) -> None:
+    # given with everything kept 6 outputs of 32 MiB, a gradient of 32 MiB of the last layer, and a parameter of 4 MiB
+    place = "(it) => { const at = it.getBoundingClientRect(); return [it.ariaLabel, at.left, at.top, at.width] }"
+
+    found = seen(tmp_path, page(), f"{CHOSEN}.map({place})", 1000)
+
+    assert isinstance(found, list)
+    boxes = {label: (left, top, width) for label, left, top, width in found}
+    whole, last, first = (
+        boxes["all: 228.0 MiB, 100.0%"],
+        boxes["net.5: 64.0 MiB, 28.1%"],
+        boxes["net.0: 36.0 MiB, 15.8%"],
+    )
+    assert last[2] == pytest.approx(whole[2] * 64 / 228, abs=1)
+    assert first[2] == pytest.approx(whole[2] * 36 / 228, abs=1)
+    assert first[0] == pytest.approx(last[0] + last[2], abs=1)
+    assert last[1] == whole[1] + 2 * 24
+
+
+@in_browser
+def test_a_click_makes_a_box_as_wide_as_the_picture_and_a_second_one_goes_back(tmp_path: Path) -> None:
+    box = "const box = document.querySelector('.box[aria-label^=\"net.0:\"]')"
+    click = f"{box}, click = () => box.dispatchEvent(new Event('click'))"
+    width = "Math.round(box.getBoundingClientRect().width / document.querySelector('.icicle').clientWidth * 100)"
+    said = "document.querySelector('.said').textContent"
+
+    assert seen(tmp_path, page(), after(f"{click}; click()", f"[{width}, {said}, {CHOSEN}.length]"), 1000) == [
+        100,
+        "net.0: 36.0 MiB, 15.8%",
+        5,  # all, net, net.0, and its activation and parameter
+    ]
+    # the second click shows net, of which net.0 is 36 of 228 MiB
+    assert seen(tmp_path, page(), after(f"{click}; click(); click()", f"[{width}, {CHOSEN}.length > 5]"), 1000) == [
+        16,
+        True,
+    ]
+
+
+@in_browser
+def test_keys_go_through_the_icicle(tmp_path: Path) -> None:
+    at = "document.activeElement.ariaLabel.split(':')[0]"
+    go = "document.querySelector('.box').focus()"
+    for keys, reached in (
+        (["ArrowDown"], "net"),
+        (["ArrowDown", "ArrowDown"], "net.5"),
+        (["ArrowDown", "ArrowDown", "ArrowRight"], "net.0"),
+        (["ArrowDown", "ArrowDown", "ArrowRight", "ArrowLeft"], "net.5"),
+        (["ArrowDown", "ArrowDown", "ArrowUp"], "net"),
+        (["ArrowDown", "ArrowDown", "Home"], "all"),
+        (["ArrowDown", "ArrowDown", "Enter", "ArrowRight"], "net.5"),  # what stands next to it is not shown
+        (["ArrowDown", "ArrowDown", "Enter", "Escape"], "net"),
+    ):
+        pressed = "; ".join(f"press('{key}')" for key in keys)
+        assert seen(tmp_path, page(), after(f"{go}; {pressed}", at), 1000) == reached, keys
+
+
+@in_browser
+def test_one_tab_reaches_each_icicle_and_each_picture_has_a_table(tmp_path: Path) -> None:
+    tabs = "[...document.querySelectorAll('.icicle')].map((it) => it.querySelectorAll('[tabindex=\"0\"]').length)"
+    assert seen(tmp_path, page(), tabs, 1000) == [1, 1]
+
+    tables = "[...document.querySelectorAll('summary, caption')].map((it) => it.textContent)"
+    found = seen(tmp_path, page(), tables, 1000)
+    assert isinstance(found, list)
+    assert {"The categories as a table", "The modules as a table", "The lanes as a table"} <= set(found)
+    rows = "document.querySelector('.tree + details tbody').rows.length"
+    assert seen(
+        tmp_path, page(), f"[{rows}, document.querySelector('.icicle').querySelectorAll('.box').length]", 900
+    ) == [16, 16]
+
+
+@in_browser
+@pytest.mark.parametrize("theme", ["light", "dark"])
+def test_texts_can_be_read_on_their_boxes_in_light_and_dark(theme: str, tmp_path: Path) -> None:
+    # the ratio of two colours' luminance, as of WCAG 2.1
+    measure = """(() => {
+        const light = (rgb) => rgb.match(/[0-9.]+/g).slice(0, 3).map((part) => part / 255)
+            .map((part) => part <= 0.03928 ? part / 12.92 : ((part + 0.055) / 1.055) ** 2.4)
+            .reduce((sum, part, i) => sum + part * [0.2126, 0.7152, 0.0722][i], 0);
+        const ratio = (one, other) => {
+            const [low, high] = [light(one), light(other)].sort((a, b) => a - b);
+            return (high + 0.05) / (low + 0.05);
+        };
+        const boxes = [...document.querySelectorAll('.box')].map((box) =>
+            ratio(getComputedStyle(box.querySelector('rect')).fill, getComputedStyle(box.querySelector('text')).fill));
+        const page = getComputedStyle(document.body);
+        return [Math.min(...boxes), light(page.backgroundColor)];
+    })()"""
+    shown = page().replace("(prefers-color-scheme: dark)", "all" if theme == "dark" else "not all")
+
+    found = seen(tmp_path, shown, measure, 1000)
+
+    assert isinstance(found, list)
+    least, paper = found
+    assert least >= 4.5
+    assert (paper > 0.5) == (theme == "light")
+
+
+@in_browser
+def test_print_opens_every_table(tmp_path: Path) -> None:
+    of_print = page().replace("@media print", "@media screen")
+    heights = "[...document.querySelectorAll('details table')].map((it) => it.getBoundingClientRect().height)"
+
+    found = seen(tmp_path, of_print, heights, 800)
+
+    assert isinstance(found, list)
+    assert len(found) == 4  # categories, two trees, lanes
+    assert min(found) > 50
 
 
 @in_browser

@@ -26,10 +26,12 @@ from elbowroom.allocator.within import CapacityReplays
 from elbowroom.answers.memory_by_module import ModuleShare, shares_of
 from elbowroom.answers.planned_training import PlannedTraining, planned_training
 from elbowroom.machine import Machine
+from elbowroom.notebook_tables import byte_bars, notebook_table
 from elbowroom.simulate.reserved_curve import streams_of
 from elbowroom.step.last_step import Ints, listed
 from elbowroom.step.workspaces import conv_workspaces
 from elbowroom.trace import Category, Phase, Trace
+from elbowroom.units import format_bytes
 
 WORKSPACE_FACTOR = 2
 """Upper end of the interval of a convolution workspace, as a multiple of its size, if the trace has no interval."""
@@ -134,6 +136,24 @@ class Estimate:
     def free_bytes(self) -> int:
         """Capacity less the needed bytes; negative if bytes are missing."""
         return self.capacity_bytes - self.needed_bytes
+
+    def _repr_html_(self) -> str:
+        """Return the answer as a table for notebooks: whether it fits, and what holds the memory."""
+        doubt = "" if self.sure else ", by the likely figures"
+        said = "fits" if self.fits else "does not fit"
+        facts = [
+            ("least it runs in", f"{format_bytes(self.needed_bytes)} of {format_bytes(self.capacity_bytes)}"),
+            ("peak allocated", format_bytes(self.peak_allocated_bytes)),
+            ("peak reserved, with room", format_bytes(self.peak_reserved_bytes)),
+            ("the peak is at", moment_label(self.peak)),
+        ]
+        if self.planned is not None and self.planned.fits:
+            facts.append(("with a plan, simulated", f"{self.planned.slowdown:.2f} times the step time"))
+        held = [(category.replace("_", " "), size_bytes) for category, size_bytes in self.categories]
+        held += [(share.module or share.source_line or "no module", share.size_bytes) for share in self.modules]
+        bars = byte_bars(held, self.peak_allocated_bytes)
+        title = f"Estimate on {self.machine}: {said}{doubt}"
+        return notebook_table(title, facts, bars, "at the allocated peak, by category and by module")
 
 
 def estimate(trace: Trace, machine: Machine, *, plans: bool = True) -> Estimate:

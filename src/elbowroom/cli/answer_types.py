@@ -458,6 +458,25 @@ class RanksAnswer:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+class ComparisonAnswer:
+    """What `elbowroom report --json` prints for two steps: of two runs, two plans or two traces.
+
+    Attributes:
+        source: whether both steps are simulated or measured.
+        names: what each step is called: its file.
+        answer: how they differ, in sentences.
+        budgets_bytes: budget of each plan; null without one.
+        steps: the figures of each step.
+    """
+
+    source: Source
+    names: tuple[str, ...]
+    answer: tuple[str, ...]
+    budgets_bytes: tuple[int | None, ...]
+    steps: tuple[TimelineFigures, ...]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class PlanAnswer:
     """What `elbowroom plan --json` prints.
 
@@ -780,6 +799,7 @@ SCHEMAS: Mapping[type, Schema] = {
     PlanAnswer: Schema("plan", 1),
     RunAnswer: Schema("run", 1),
     ReportAnswer: Schema("report", 1),
+    ComparisonAnswer: Schema("comparison", 1),
     RanksAnswer: Schema("ranks", 1),
     MachineAnswer: Schema("machine", 1),
     MachineListAnswer: Schema("machine-list", 1),

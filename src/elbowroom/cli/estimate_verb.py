@@ -40,6 +40,7 @@ def add(verbs: Any) -> None:
     parser.add_argument("--gpu", metavar="NAME", help="GPU by name, or several: a,b,c (`elbowroom machine --list`)")
     ranks.add(parser)
     parser.add_argument("-o", "--out", metavar="FILE", help="write the trace to a file that other verbs read")
+    parser.add_argument("--report", metavar="FILE", help="write a report: .html, .txt or another form of `report -o`")
     parser.set_defaults(execute=execute)
 
 
@@ -57,6 +58,10 @@ def execute(arguments: argparse.Namespace) -> int:
         answers = _planned(script, answers, traces, cases, arguments, watch)
     if arguments.out:
         traces[0].save(arguments.out)
+    if arguments.report:
+        from elbowroom.report import report
+
+        report(traces[0], cases[0][0], answers[0], out=arguments.report)
     jobs = [job for _, job in cases]
     if arguments.json:
         output.write_answer(figures(script.label, answers, traces, jobs, wires), output.STDOUT)
@@ -81,12 +86,19 @@ def _check(script: scripts.Script, cases: Sequence[Case], arguments: argparse.Na
     """Refuse options that do not go together.
 
     Raises:
-        UsageError: one trace is to be written and there are several, or a trace is to be of another rank.
+        UsageError: one file is to be written and there are several traces, a report has no such form, or a trace is
+            to be of another rank.
     """
-    if arguments.out and len(cases) > 1:
-        raise UsageError(
-            f"--out: given with {len(cases)} GPUs or ranks; allowed is one: each has a trace of its own; name one"
-        )
+    for name in ("out", "report"):
+        if getattr(arguments, name) and len(cases) > 1:
+            raise UsageError(
+                f"--{name}: given with {len(cases)} GPUs or ranks; allowed is one: each has its own trace; name one"
+            )
+    if arguments.report:  # before the capture, which takes minutes
+        from elbowroom.report import ENDINGS
+
+        if not arguments.report.endswith(ENDINGS):
+            raise UsageError(f"--report: given {arguments.report!r}; allowed are names ending in {', '.join(ENDINGS)}")
     ranks.refuse_trace(script.path, cases[0][1])
 
 

@@ -11,12 +11,13 @@ from typing import TYPE_CHECKING, Any, TypeGuard
 
 from elbowroom.answers.pareto import Pareto
 from elbowroom.cli import output
-from elbowroom.cli.answer_types import BoundFigures, RanksAnswer, ReportAnswer, TimelineFigures
+from elbowroom.cli.answer_types import BoundFigures, ComparisonAnswer, RanksAnswer, ReportAnswer, TimelineFigures
 from elbowroom.errors import UsageError
 from elbowroom.files.record_files import MAX_FILE_BYTES, load
 from elbowroom.machine import Machine
 from elbowroom.plan import Bound, Plan
-from elbowroom.report import ENDINGS, Subject, subject_of, write
+from elbowroom.report import ENDINGS, Record, Subject, subject_of, write, write_file
+from elbowroom.report.comparison import Sides, comparison_sentences, is_pair, sides_of
 from elbowroom.step.plan_summary import StorageShare, decided
 from elbowroom.timeline import Source, Timeline
 from elbowroom.trace import Trace
@@ -32,7 +33,8 @@ HEAD_BYTES = 512
 def add(verbs: Any) -> None:
     """Add this verb to the parser."""
     parser = verbs.add_parser(
-        "report", help="show what records say: a trace, a machine, a plan, timelines; or the runs of ranks"
+        "report",
+        help="show what records say: a trace, a machine, a plan, timelines; two steps compared; or the runs of ranks",
     )
     parser.add_argument("records", nargs="+", metavar="FILE", help="files of records, in any order")
     parser.add_argument("-o", "--out", metavar="FILE", help=f"write it to a file ending in {', '.join(ENDINGS)}")
@@ -50,10 +52,13 @@ def execute(arguments: argparse.Namespace) -> int:
         return _ranks_shown(run_times(runs), "measured", arguments)
     records = [load(path, Trace, Machine, Plan, Timeline, Pareto) for path in arguments.records]
     lines = {path: record for path, record in zip(arguments.records, records, strict=True) if _is_line(record)}
-    if len(lines) == len(records) > 1 and len({line.source for line in lines.values()}) < len(lines):
+    as_page = len(records) == 2 and arguments.out
+    if not as_page and len(lines) == len(records) > 1 and len({line.source for line in lines.values()}) < len(lines):
         from elbowroom.report.rank_table import rank_times
 
         return _ranks_shown(rank_times(lines), next(iter(lines.values())).source, arguments)
+    if is_pair(records):
+        return _compared(dict(zip(arguments.records, records, strict=True)), arguments)
     subject = subject_of(*records)
     if arguments.out:
         write(subject, arguments.out)
@@ -64,6 +69,47 @@ def execute(arguments: argparse.Namespace) -> int:
 
         output.console().print(rendered(subject))
     return 0
+
+
+def _compared(named: dict[str, Record], arguments: argparse.Namespace) -> int:
+    """Compare two steps.
+
+    Raises:
+        UsageError: a form that a comparison does not have, or one file twice.
+        FormatError: the page cannot be written.
+    """
+    if arguments.out and not arguments.out.endswith(".html"):
+        raise UsageError(
+            f"--out: given {arguments.out!r} with two steps to compare; allowed is a name ending in .html; rename it, "
+            "or give the records of one step"
+        )
+    if len(named) < len(arguments.records):
+        twice = next(path for path in arguments.records if arguments.records.count(path) > 1)
+        raise UsageError(f"report: given {twice} twice; allowed are two steps to compare; name the other one")
+    sides = sides_of(named)
+    if arguments.out:
+        from elbowroom.report.compare_page import compare_page
+
+        write_file(arguments.out, compare_page(sides))
+    if arguments.json:
+        output.write_answer(comparison_figures(sides), output.STDOUT)
+    elif not arguments.out:
+        from elbowroom.report.compare_page import compare_rendered
+
+        output.console().print(compare_rendered(sides))
+    return 0
+
+
+def comparison_figures(sides: Sides) -> ComparisonAnswer:
+    """The figures of two steps for programs."""
+    first, second = sides
+    return ComparisonAnswer(
+        source=first.line.source,
+        names=(first.name, second.name),
+        answer=comparison_sentences(sides),
+        budgets_bytes=tuple(None if side.subject.plan is None else side.subject.plan.budget_bytes for side in sides),
+        steps=tuple(line_figures(side.line) for side in sides),
+    )
 
 
 def _is_line(record: object) -> TypeGuard[Timeline]:

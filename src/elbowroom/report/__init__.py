@@ -13,11 +13,12 @@ import os
 from pathlib import Path
 
 from elbowroom.errors import FormatError, UsageError
+from elbowroom.files.record_files import encode
 from elbowroom.report.subject import Record, Subject, subject_of
 
 __all__ = ["Record", "Subject", "report", "subject_of", "write"]
 
-ENDINGS = (".html", ".trace.json", ".txt", ".pickle", ".curves.csv", ".spans.csv", ".storages.csv")
+ENDINGS = (".html", ".trace.json", ".timeline.json", ".txt", ".pickle", ".curves.csv", ".spans.csv", ".storages.csv")
 
 
 def report(*records: Record, out: str | os.PathLike[str] | None = None) -> str:
@@ -26,6 +27,7 @@ def report(*records: Record, out: str | os.PathLike[str] | None = None) -> str:
     Args:
         records: any of a Trace, a Machine, a Plan, a simulated and a measured Timeline, in any order.
         out: file to write as well: .html (one offline page), .trace.json (Chrome trace), .txt (the returned text),
+            .timeline.json (the timeline as a record, the measured one if there is one),
             .pickle (a memory snapshot for https://pytorch.org/memory_viz), .curves.csv, .spans.csv or .storages.csv.
             With a plan, the snapshot is that of the plan.
 
@@ -51,7 +53,15 @@ def write(subject: Subject, out: str | os.PathLike[str]) -> None:
         UsageError: an ending that is not known.
         FormatError: the file cannot be written.
     """
-    made = _made(subject, os.fspath(out))
+    write_file(out, _made(subject, os.fspath(out)))
+
+
+def write_file(out: str | os.PathLike[str], made: str | bytes) -> None:
+    """Write what was made to a file.
+
+    Raises:
+        FormatError: it cannot be written.
+    """
     try:
         Path(out).write_bytes(made if isinstance(made, bytes) else made.encode())
     except OSError as problem:
@@ -61,10 +71,16 @@ def write(subject: Subject, out: str | os.PathLike[str]) -> None:
 def _made(subject: Subject, out: str) -> str | bytes:
     from elbowroom.report import chrome, csv_tables, html, snapshot, terminal
 
-    pages = (html.page, chrome.trace_json, terminal.as_text, snapshot.snapshot_pickle)
+    pages = (html.page, chrome.trace_json, _timeline_json, terminal.as_text, snapshot.snapshot_pickle)
     tables = (csv_tables.curves_csv, csv_tables.spans_csv, csv_tables.storages_csv)
     makers = dict(zip(ENDINGS, (*pages, *tables), strict=True))
     for ending, make in makers.items():
         if out.endswith(ending):
             return make(subject)
     raise UsageError(f"report: given the file {out!r}; allowed are names ending in {', '.join(ENDINGS)}; rename it")
+
+
+def _timeline_json(subject: Subject) -> str | bytes:
+    if not subject.timelines:
+        raise UsageError("report: given no timeline; this file holds one; give a trace and a machine, or a timeline")
+    return encode(subject.timelines[-1][1])

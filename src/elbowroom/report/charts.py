@@ -23,6 +23,7 @@ DRAWN = (
     "simulated",
     "measured-lower",
     "simulated-lower",
+    *("first-reserved", "second-reserved", "first-lower", "second-lower", "first", "second"),
 )
 """Tones in the order they are drawn: dashed lines over full ones, so that both show if they agree."""
 
@@ -33,21 +34,34 @@ MOST_POINTS = 3000
 def memory(subject: Subject) -> dict[str, object]:
     """Put curves on one time axis: at_ns, and per series label, tone and bytes (None after the timeline's end)."""
     named = [
-        (label, tone, line, curve)
+        (*_series(title, curve), line, curve)
         for title, line in subject.timelines
         for curve in line.curves
-        for label, tone in [_series(title, curve)]
         if curve.tier == "device" or title != KEPT
     ]
+    return _on_one_axis(named, subject.plan.budget_bytes if subject.plan else None)
+
+
+def two_memories(names: Sequence[str], lines: Sequence[Timeline]) -> dict[str, object]:
+    """Put the curves of two steps on one time axis, in the form of `memory`."""
+    tones = ("first", "second")
+    named = [
+        (f"{_what(curve)}, {name}", _toned(tone, curve), line, curve)
+        for name, tone, line in zip(names, tones, lines, strict=True)
+        for curve in line.curves
+    ]
+    return _on_one_axis(named, None)
+
+
+def _on_one_axis(named: list[tuple[str, str, Timeline, Curve]], budget_bytes: int | None) -> dict[str, object]:
     named.sort(key=lambda entry: DRAWN.index(entry[1]))
-    thinned = [thin(curve) for _, _, _, curve in named]
-    ends = [np.array([line.step_ns], np.int64) for _, line in subject.timelines]
+    thinned = [thin(curve) for *_, curve in named]
+    ends = [np.array([line.step_ns], np.int64) for _, _, line, _ in named]
     at_ns = np.unique(np.concatenate([np.zeros(1, np.int64), *ends, *(times for times, _ in thinned)]))
     series = [
         {"label": label, "tone": tone, "size_bytes": _on_axis(at_ns, times, values, line.step_ns)}
         for (label, tone, line, _), (times, values) in zip(named, thinned, strict=True)
     ]
-    budget_bytes = subject.plan.budget_bytes if subject.plan else None
     return {"at_ns": at_ns.tolist(), "series": series, "budget_bytes": budget_bytes}
 
 
@@ -68,10 +82,12 @@ def thin(curve: Curve) -> tuple[Ints, Ints]:
 def lanes(subject: Subject) -> list[dict[str, object]]:
     """Return per timeline its title, end and lanes; that of keeping everything has one lane only and is left out."""
     shown = [(title, line) for title, line in subject.timelines if title != KEPT]
-    return [
-        {"title": title, "step_ns": line.step_ns, "lanes": _lanes(line, subject.trace)}
-        for title, line in shown or subject.timelines
-    ]
+    return [lane_group(title, line, subject.trace) for title, line in shown or subject.timelines]
+
+
+def lane_group(title: str, line: Timeline, trace: Trace | None) -> dict[str, object]:
+    """Return one timeline of the chart of lanes."""
+    return {"title": title, "step_ns": line.step_ns, "lanes": _lanes(line, trace)}
 
 
 def pareto(curve: Pareto) -> dict[str, object]:
@@ -90,11 +106,17 @@ def pareto(curve: Pareto) -> dict[str, object]:
 
 
 def _series(title: str, curve: Curve) -> tuple[str, str]:
-    tones = {KEPT: "kept"}
-    tone = tones.get(title, title)
+    return f"{_what(curve)}, {title}", _toned("kept" if title == KEPT else title, curve)
+
+
+def _what(curve: Curve) -> str:
+    return curve.kind if curve.tier == "device" else f"on {curve.tier}"
+
+
+def _toned(tone: str, curve: Curve) -> str:
     if curve.tier != "device":
-        return f"on {curve.tier}, {title}", f"{tone}-lower"
-    return f"{curve.kind}, {title}", tone if curve.kind == "allocated" else f"{tone}-reserved"
+        return f"{tone}-lower"
+    return tone if curve.kind == "allocated" else f"{tone}-reserved"
 
 
 def _on_axis(at_ns: Ints, times: Ints, values: Ints, end_ns: int) -> list[int | None]:

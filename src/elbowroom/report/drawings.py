@@ -11,7 +11,7 @@ from html import escape
 from math import floor, log2, log10
 from typing import Literal
 
-Tone = Literal["kept", "simulated", "budget", "measured", "lower", "other"]
+Tone = Literal["kept", "simulated", "budget", "measured", "lower", "other", "first", "second"]
 COLOURS: dict[Tone, str] = {
     "kept": "#9a9da5",
     "simulated": "#c77700",
@@ -19,6 +19,8 @@ COLOURS: dict[Tone, str] = {
     "measured": "#2463d8",
     "lower": "#1b9c8f",
     "other": "#b4b7bd",
+    "first": "#2463d8",
+    "second": "#c0561f",
 }
 """Values of web/page.css for files that stand alone."""
 WIDTH = 720

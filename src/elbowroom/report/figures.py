@@ -11,7 +11,7 @@ from elbowroom.report.subject import Subject
 from elbowroom.simulate.simulate import compare
 from elbowroom.step.last_step import last_step, why_kept
 from elbowroom.step.plan_summary import sentences
-from elbowroom.timeline import Timeline
+from elbowroom.timeline import LANES, Span, Timeline
 from elbowroom.trace import Category, Trace
 from elbowroom.units import format_bytes, format_ns
 
@@ -163,6 +163,18 @@ def decisions(subject: Subject) -> str:
         recomputed = sum(len(each.storages) for each in plan.recomputes)
         return head + f"{len(plan.swaps)} storages are swapped, {recomputed} recomputed"
     return head + "; ".join(sentences(trace, plan))
+
+
+def lane_rows(line: Timeline) -> Iterator[tuple[str, ...]]:
+    """Yield (lane, kind, times, time, share of the step, bytes) as text for each lane and kind of its bars."""
+    found: dict[tuple[str, str], list[Span]] = {}
+    for span in line.spans:
+        found.setdefault((span.lane, span.kind), []).append(span)
+    for (lane, kind), spans in sorted(found.items(), key=lambda entry: (LANES.index(entry[1][0].lane), entry[0][1])):
+        busy_ns, moved = sum(each.end_ns - each.start_ns for each in spans), sum(each.size_bytes for each in spans)
+        share = f"{busy_ns / line.step_ns:.1%}" if line.step_ns else ""
+        size = format_bytes(moved) if moved else ""
+        yield lane, kind.replace("_", " "), f"{len(spans):,}", format_ns(busy_ns), share, size
 
 
 def bound(subject: Subject) -> str:

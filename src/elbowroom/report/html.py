@@ -7,44 +7,84 @@ The script puts texts on the page as text only.
 from __future__ import annotations
 
 import json
+from collections.abc import Iterable
+from dataclasses import replace
 from html import escape
-from importlib import resources
 from string import Template
 
+from elbowroom.answers.estimate import estimate
 from elbowroom.report import charts, figures
-from elbowroom.report.subject import KEPT, Subject
-from elbowroom.trace import Category
+from elbowroom.report.guidance import budget_sentences, fit_of, next_steps
+from elbowroom.report.markup import asset, folded, section, table
+from elbowroom.report.peak_section import peak_section, tone_of
+from elbowroom.report.subject import Subject
+from elbowroom.timeline import Timeline
 from elbowroom.units import format_bytes, format_ns
 
 STORAGES_SHOWN = 80
+MOVING = ("peak allocated", "step time", "stall", "swapped out")
+STAYING = ("peak allocated", "peak reserved", "peak on the device", "step time")
+"""Figures that are shown large, where a plan moves something and where nothing moves."""
 STYLES = (("vendor", "uPlot.min.css"), ("web", "page.css"))
-SCRIPTS = (("web", "format.js"), ("web", "memory.js"), ("web", "lanes.js"), ("web", "pareto.js"), ("web", "tables.js"))
+SCRIPTS = (
+    *(("web", "format.js"), ("web", "memory.js"), ("web", "lanes.js")),
+    *(("web", "pareto.js"), ("web", "tables.js"), ("web", "icicle.js")),
+)
 START = ("web", "page.js")
 
 
 def page(subject: Subject) -> str:
-    """Make the whole page."""
+    """Make the whole page: the answer, what holds the memory, what the plan does, other budgets, what to try next."""
+    subject = _estimated(subject)
     data = {"memory": charts.memory(subject), "lanes": charts.lanes(subject)} if subject.timelines else {}
     if subject.pareto:
         data["pareto"] = charts.pareto(subject.pareto)
-    return Template(_file("web", "page.html")).substitute(
-        title=escape(figures.title(subject)),
-        memory_text=escape(figures.memory_text(subject)),
-        lanes_text=escape(figures.lanes_text(subject)),
-        pareto_text=escape(figures.pareto_text(subject)),
-        facts=_facts(subject),
-        tiles=_tiles(subject),
-        headlines=_headlines(subject),
-        charts_hidden="" if subject.timelines else "hidden",
-        pareto_hidden="" if subject.pareto else "hidden",
-        pareto_table=_pareto(subject),
-        breakdown=_breakdown(subject),
-        storages=_storages(subject),
-        data=in_script(data),
-        style="".join(_file(*name) for name in STYLES),
-        library=_file("vendor", "uPlot.iife.min.js"),
-        script="".join(_file(*name) for name in (*SCRIPTS, START)),
+    parts = (
+        section("Does it fit", _answer(subject), "fits"),
+        section("What holds the memory at the peak", peak_section(subject), "holds"),
+        section(_over_time(subject), _charts(subject), "does"),
+        section(_of_storages(subject), _storages(subject), "storages"),
+        section("What another budget would cost", _pareto(subject), "budgets"),
+        section("What to try next", _next(subject), "next"),
+        section("Figures", _headlines(subject), "figures"),
     )
+    return whole(figures.title(subject), "".join(parts), data)
+
+
+def _over_time(subject: Subject) -> str:
+    return "What the step does over time" if subject.plan is None else "What the plan does over time"
+
+
+def _of_storages(subject: Subject) -> str:
+    return "The largest storages" if subject.plan is None else "What the plan does to each storage: the largest"
+
+
+def whole(title: str, main: str, data: object) -> str:
+    """Make a page of its parts: everything that it needs is in it.
+
+    Args:
+        title: its title.
+        main: HTML of its parts.
+        data: the data of its charts.
+    """
+    return Template(asset("web", "page.html")).substitute(
+        title=escape(title),
+        main=main,
+        data=in_script(data),
+        style="".join(asset(*name) for name in STYLES),
+        library=asset("vendor", "uPlot.iife.min.js"),
+        script="".join(asset(*name) for name in (*SCRIPTS, START)),
+    )
+
+
+def _estimated(subject: Subject) -> Subject:
+    """Add the estimate where nothing else says whether a training fits a GPU."""
+    trace, machine = subject.trace, subject.machine
+    if trace is None or machine is None or not trace.device.startswith("cuda"):
+        return subject
+    if subject.estimate is not None or subject.plan is not None or subject.measured is not None:
+        return subject
+    return replace(subject, estimate=estimate(trace, machine, plans=False))
 
 
 def in_script(data: object) -> str:
@@ -53,8 +93,44 @@ def in_script(data: object) -> str:
     return text.replace("&", "\\u0026").replace("<", "\\u003c").replace(">", "\\u003e")
 
 
-def _file(folder: str, name: str) -> str:
-    return resources.files("elbowroom.report").joinpath(folder, name).read_text(encoding="utf-8")
+def _answer(subject: Subject) -> str:
+    """Say whether it fits, with the figures that people look for first, and what the records are."""
+    found = fit_of(subject)
+    style = "" if found.fits is None else " fits" if found.fits else " misses"
+    said = "".join(f"<p>{escape(each)}</p>" for each in found.sentences)
+    tiles = _tiles(subject)
+    return (
+        f'<div class="answer{style}">{said}</div>'
+        + (f'<div class="tiles">{tiles}</div>' if tiles else "")
+        + f'<dl class="facts">{_facts(subject)}</dl>'
+    )
+
+
+def _charts(subject: Subject) -> str:
+    """Make the places of the charts over time, with the tables behind them."""
+    if not subject.timelines:
+        return ""
+    return f'''<h3>Memory over the step</h3>
+<p class="hint">Drag to zoom in time, double-click to see the whole step again; both charts move together.</p>
+<p class="keys" id="memory-keys" aria-hidden="true"></p>
+<div id="memory" data-label="{escape(figures.memory_text(subject))}"></div>
+<h3>What runs when</h3>
+<p class="keys" id="lane-keys" aria-hidden="true"></p>
+<div id="lanes" data-label="{escape(figures.lanes_text(subject))}"></div>
+{folded("The lanes as a table", lanes_table(subject.timelines))}'''
+
+
+def lanes_table(lines: Iterable[tuple[str, Timeline]]) -> str:
+    """Make the table behind the lanes: how often and how long each is busy, and what it moves."""
+    rows = [(title, *cells) for title, line in lines for cells in figures.lane_rows(line)]
+    return table("What runs on each lane", ("step", "lane", "what", "times", "busy", "of the step", "bytes"), rows)
+
+
+def _next(subject: Subject) -> str:
+    rows = "".join(
+        f"<dt><code>{escape(each.command)}</code></dt><dd>{escape(each.why)}</dd>" for each in next_steps(subject)
+    )
+    return f'<dl class="next">{rows}</dl>' if rows else ""
 
 
 def _facts(subject: Subject) -> str:
@@ -82,7 +158,8 @@ def _tiles(subject: Subject) -> str:
     if not subject.timelines:
         return ""
     rows = {row.name: row for row in figures.headlines(subject)}
-    names = ("peak allocated", "step time", "stall", "swapped out")
+    moves = any(line.swapped_out_bytes or line.recompute_ns for _, line in subject.timelines)
+    names = MOVING if moves else STAYING
     return "".join(_tile(subject, name, rows[name].cells) for name in names)
 
 
@@ -101,60 +178,28 @@ def _tile(subject: Subject, name: str, cells: tuple[str, ...]) -> str:
 
 
 def _toned(title: str, html: str) -> str:
-    return f'<span class="{_tone(title)}">{html}</span>'
-
-
-def _tone(title: str) -> str:
-    return "tone-kept" if title == KEPT else f"tone-{title}"
+    return f'<span class="{tone_of(title)}">{html}</span>'
 
 
 def _headlines(subject: Subject) -> str:
     if not subject.timelines:
         return ""
-    head = "".join(f'<th class="{_tone(title)}">{escape(title)}</th>' for title, _ in subject.timelines)
-    body = "".join(
-        f"<tr><th>{escape(row.name)}</th>" + "".join(f"<td>{escape(cell)}</td>" for cell in row.cells) + "</tr>"
-        for row in figures.headlines(subject)
-    )
-    return f'<table class="figures"><thead><tr><th></th>{head}</tr></thead><tbody>{body}</tbody></table>'
-
-
-def _breakdown(subject: Subject) -> str:
-    """Draw one bar per timeline, all on the scale of the largest peak, with the budget as a line across."""
-    found = figures.peaks(subject)
-    if not found:
-        return ""
-    scale = max(sum(size for _, size in peak.parts) for peak in found) or 1
-    order: list[Category] = list(dict.fromkeys([category for peak in found for category, _ in peak.parts]))
-    bars = "".join(_bar(peak, order, scale) for peak in found)
-    budget_bytes = subject.plan.budget_bytes if subject.plan else 0
-    line = f'<i class="budget" style="left:{budget_bytes / scale:.3%}"></i>' if 0 < budget_bytes <= scale else ""
-    keys = "".join(f'<span><i class="key cat-{name}"></i>{name}</span>' for name in order)
-    over = f'<div class="over"><div></div><div class="track">{line}</div></div>'
-    return f'<div class="bars">{bars}{over}</div><p class="keys">{keys}</p>'
-
-
-def _bar(peak: figures.Peak, order: list[Category], scale: int) -> str:
-    parts = "".join(
-        f'<i class="cat-{category}" style="width:{size / scale:.3%}" '
-        f'title="{category} {escape(format_bytes(size))}"></i>'
-        for category, size in sorted(peak.parts, key=lambda part: order.index(part[0]))
-    )
-    size = escape(format_bytes(peak.peak_allocated_bytes))
-    name = f'<div class="{_tone(peak.title)}">{escape(peak.title)}<b>{size}</b></div>'
-    return f'<div class="bar">{name}<div class="track">{parts}</div></div>'
+    titles = [title for title, _ in subject.timelines]
+    rows = [(row.name, *row.cells) for row in figures.headlines(subject)]
+    return table("Figures of each step", ("", *titles), rows, [tone_of(title) for title in titles])
 
 
 def _pareto(subject: Subject) -> str:
-    """Make a table of the points of the curve."""
+    """Say and draw what other budgets cost, with a table of the points."""
     if subject.pareto is None:
         return ""
-    head = "".join(f"<th>{escape(name)}</th>" for name in figures.PARETO_COLUMNS)
-    body = "".join(
-        f"<tr><th>{escape(first)}</th>" + "".join(f"<td>{escape(cell)}</td>" for cell in cells) + "</tr>"
-        for first, *cells in figures.pareto_rows(subject.pareto)
-    )
-    return f'<table class="figures"><thead><tr>{head}</tr></thead><tbody>{body}</tbody></table>'
+    said = "".join(f"<p>{escape(each)}</p>" for each in budget_sentences(subject))
+    rows = table("Budget against step time", figures.PARETO_COLUMNS, list(figures.pareto_rows(subject.pareto)))
+    return f'''{said}
+<p class="hint">Each point is a plan, simulated; it serves any larger budget too. Dotted: no plan can be faster.</p>
+<p class="keys" id="pareto-keys" aria-hidden="true"></p>
+<div id="pareto" data-label="{escape(figures.pareto_text(subject))}"></div>
+{rows}'''
 
 
 def _storages(subject: Subject) -> str:
@@ -162,10 +207,13 @@ def _storages(subject: Subject) -> str:
     if not rows:
         return ""
     head = "".join(
-        f"<th>{name}</th>"
+        f'<th scope="col">{name}</th>'
         for name in ("storage", "size", "category", "made by", "module", "idle for", "plan", "detail")
     )
-    return f'<table class="storages"><thead><tr>{head}</tr></thead><tbody>{rows}</tbody></table>'
+    return (
+        '<div class="scroll" tabindex="0" role="region" aria-labelledby="storages"><table class="storages">'
+        f"<thead><tr>{head}</tr></thead><tbody>{rows}</tbody></table></div>"
+    )
 
 
 def _storage(row: figures.StorageRow) -> str:

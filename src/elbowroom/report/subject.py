@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass, replace
 
+from elbowroom.answers.estimate import Estimate
 from elbowroom.answers.pareto import Pareto
 from elbowroom.errors import UsageError
 from elbowroom.machine import Machine
@@ -15,7 +16,7 @@ from elbowroom.trace import Trace
 KEPT = "everything kept, simulated"
 """Title of the timeline that is never measured; it says so, as readers could take its seconds for measured ones."""
 
-Record = Trace | Machine | Plan | Timeline | Pareto
+Record = Trace | Machine | Plan | Timeline | Pareto | Estimate
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -27,6 +28,7 @@ class Subject:
         simulated: the plan's simulated timeline.
         measured: the measured timeline.
         pareto: step times by budget.
+        estimate: what the training needs on the machine.
     """
 
     trace: Trace | None = None
@@ -36,6 +38,7 @@ class Subject:
     simulated: Timeline | None = None
     measured: Timeline | None = None
     pareto: Pareto | None = None
+    estimate: Estimate | None = None
 
     @property
     def timelines(self) -> tuple[tuple[str, Timeline], ...]:
@@ -54,25 +57,32 @@ def subject_of(*records: Record) -> Subject:
         raise UsageError("report: given no record; allowed are a trace, a machine, a plan and timelines; give one")
     given: dict[str, Record] = {}
     for record in records:
-        kind = _kind_of(record)
+        kind = kind_of(record)
         if kind in given:
-            raise UsageError(f"report: given two records of the kind {kind}; allowed is one of each; leave one out")
+            raise UsageError(
+                f"report: given two records of the kind {kind}; allowed is one of each; leave one out, or compare two "
+                "steps with `elbowroom report`"
+            )
         given[kind] = record
     subject = Subject(**given)  # pyright: ignore[reportArgumentType]
     _check_same_trace(subject)
     return _with_kept(subject)
 
 
-def _kind_of(record: object) -> str:
+def kind_of(record: object) -> str:
+    """Return the kind of a record; that of a timeline is its source.
+
+    Raises:
+        UsageError: another object.
+    """
     if isinstance(record, Timeline):
         return record.source
-    for kind in (Trace, Machine, Plan, Pareto):
+    for kind in (Trace, Machine, Plan, Pareto, Estimate):
         if isinstance(record, kind):
             return kind.__name__.lower()
     raise UsageError(
         f"report: given {type(record).__name__}; allowed are Trace, Machine, Plan, Timeline and Pareto "
-        "records; "
-        "load files with Trace.load and its like first"
+        "records, and an Estimate; load files with Trace.load and its like first"
     )
 
 

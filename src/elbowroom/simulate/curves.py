@@ -141,6 +141,15 @@ def lower_curves(step: LastStep, moves: Moves, done: Play, tiers: Sequence[TierN
 
 def at_peak(step: LastStep, moves: Moves, done: Play, heights: Heights) -> tuple[tuple[Category, int], ...]:
     """Bytes per category on the device at the allocated peak, largest first."""
+    total: dict[Category, int] = {}
+    for storage, size_bytes in held_at_peak(step, moves, done, heights):
+        category: Category = "workspace" if storage == NONE else step.trace.storages[storage].category
+        total[category] = total.get(category, 0) + size_bytes
+    return tuple(sorted(total.items(), key=lambda entry: (-entry[1], entry[0])))
+
+
+def held_at_peak(step: LastStep, moves: Moves, done: Play, heights: Heights) -> tuple[tuple[int, int], ...]:
+    """(Storage, bytes) on the device at the allocated peak; `NONE` is a workspace that the trace has no storage for."""
     point, beat = int(heights.level.argmax()), max(heights.beats, key=lambda each: each.most, default=None)
     missing, running = set[int](), dict[int, int]()
     if beat is not None and beat.most > heights.level[point]:
@@ -157,11 +166,7 @@ def at_peak(step: LastStep, moves: Moves, done: Play, heights: Heights) -> tuple
         missing.update(listed(step.storage_away(n[inside], begin[inside])))
     present = [storage for storage in listed(allocated_at(step, point)) if storage not in missing]
     held = [(storage, size) for storage in present if (size := int(step.storage_bytes[storage]))]
-    total: dict[Category, int] = {}
-    for storage, size_bytes in (*held, *running.items()):
-        category: Category = "workspace" if storage == NONE else step.trace.storages[storage].category
-        total[category] = total.get(category, 0) + size_bytes
-    return tuple(sorted(total.items(), key=lambda entry: (-entry[1], entry[0])))
+    return (*held, *running.items())
 
 
 def _running(rebuild: Rebuild, turn: int) -> dict[int, int]:

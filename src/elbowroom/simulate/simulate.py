@@ -20,7 +20,15 @@ from elbowroom.errors import UsageError
 from elbowroom.files import field_rules as rules
 from elbowroom.machine import Machine, TierName
 from elbowroom.plan import Plan
-from elbowroom.simulate.curves import Heights, allocated, at_peak, away_points, device_curve, lower_curves
+from elbowroom.simulate.curves import (
+    Heights,
+    allocated,
+    at_peak,
+    away_points,
+    device_curve,
+    held_at_peak,
+    lower_curves,
+)
 from elbowroom.simulate.driver_waits import DRIVER, delayed, delays_of
 from elbowroom.simulate.lane_queues import BACK, OUT, READ, WRITE, LaneUse
 from elbowroom.simulate.lanes import Play, play
@@ -54,13 +62,8 @@ def simulate(trace: Trace, machine: Machine, plan: Plan | None = None) -> Timeli
     Raises:
         InvalidPlan: the plan contradicts the trace or the machine.
     """
-    machine = as_set_by_script(machine, trace)
-    recorded = last_step(trace)
-    plan = plan or Plan(trace_id=trace.id, planner="keep_all", budget_bytes=rules.MAX_INT)
-    check_step(recorded, plan, machine)
-    step = with_algorithms(recorded, plan.algorithms)
-    moves = moves_of_plan(step, plan)
-    tiers = tiers_of_plan(step, plan, moves)
+    machine, plan = as_set_by_script(machine, trace), plan or _keeping(trace)
+    step, moves, tiers = _checked(trace, machine, plan)
     done, reserved, delays = _played(step, moves, machine, tiers, plan)
     step = delayed(step, delays)
     heights = allocated(step, moves, done)
@@ -77,6 +80,35 @@ def simulate(trace: Trace, machine: Machine, plan: Plan | None = None) -> Timeli
         at_peak=at_peak(step, moves, done, heights),
         outside_bytes=machine.outside_bytes,
     )
+
+
+def held_storages(trace: Trace, machine: Machine, plan: Plan | None = None) -> tuple[tuple[int, int], ...]:
+    """Return what the device holds at the allocated peak of `simulate` with the same arguments.
+
+    Returns:
+        (Storage, bytes), in no order. The storage is `NONE` for a workspace that the trace has no storage for.
+
+    Raises:
+        InvalidPlan: the plan contradicts the trace or the machine.
+    """
+    machine, plan = as_set_by_script(machine, trace), plan or _keeping(trace)
+    step, moves, tiers = _checked(trace, machine, plan)
+    done, _, delays = _played(step, moves, machine, tiers, plan)
+    step = delayed(step, delays)
+    return held_at_peak(step, moves, done, allocated(step, moves, done))
+
+
+def _keeping(trace: Trace) -> Plan:
+    return Plan(trace_id=trace.id, planner="keep_all", budget_bytes=rules.MAX_INT)
+
+
+def _checked(trace: Trace, machine: Machine, plan: Plan) -> tuple[LastStep, Moves, Sequence[TierName]]:
+    """Return the last step under a plan: its ops, its moves and the tiers they go to."""
+    recorded = last_step(trace)
+    check_step(recorded, plan, machine)
+    step = with_algorithms(recorded, plan.algorithms)
+    moves = moves_of_plan(step, plan)
+    return step, moves, tiers_of_plan(step, plan, moves)
 
 
 def _played(

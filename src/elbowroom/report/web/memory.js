@@ -8,6 +8,12 @@ const TONES = {
   "kept-reserved": { colour: "kept", width: 1, dash: [2, 3], fill: 0 },
   "simulated-lower": { colour: "lower", width: 1.2, dash: [6, 4], fill: 0 },
   "measured-lower": { colour: "lower", width: 1.2, dash: [], fill: 0 },
+  "first": { colour: "first", width: 1.8, dash: [], fill: 0.1 },
+  "second": { colour: "second", width: 1.8, dash: [6, 4], fill: 0 },
+  "first-reserved": { colour: "first", width: 1, dash: [2, 3], fill: 0 },
+  "second-reserved": { colour: "second", width: 1, dash: [2, 3], fill: 0 },
+  "first-lower": { colour: "first-lower", width: 1.2, dash: [], fill: 0 },
+  "second-lower": { colour: "second-lower", width: 1.2, dash: [6, 4], fill: 0 },
 };
 
 function memorySeries(series) {

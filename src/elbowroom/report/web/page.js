@@ -6,6 +6,7 @@
     sortable(storages);
     findable(storages);
   }
+  for (const picture of document.querySelectorAll(".icicle")) startIcicle(picture);
   if (data.pareto) {
     const place = document.getElementById("pareto");
     paretoKeys(document.getElementById("pareto-keys"), data.pareto);
