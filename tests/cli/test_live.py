@@ -29,8 +29,8 @@ pytestmark = pytest.mark.long
 SOURCES = Path(__file__).parents[2] / "src"
 ROWS, COLUMNS = 20, 100
 
-# 8 linear layers of 256 x 256 on 1024 rows: each saves an output of 1 MiB. After the fifth of ten steps the script waits
-# until the test has looked, so that nothing depends on time.
+# 8 linear layers of 256 x 256 on 1024 rows: each saves an output of 1 MiB. After the fifth of ten steps the script
+# waits until the test has looked, so that nothing depends on time.
 SCRIPT = """
 import os, sys, time
 import torch
@@ -82,8 +82,9 @@ class Shown:
         self.ours, theirs = pty.openpty()
         fcntl.ioctl(theirs, termios.TIOCSWINSZ, struct.pack("HHHH", ROWS, COLUMNS, 0, 0))
         command = [sys.executable, *words]
-        ends = {"stdin": theirs, "stdout": theirs, "stderr": theirs}
-        self.process = subprocess.Popen(command, **ends, env=environment(folder), cwd=folder, start_new_session=True)
+        self.process = subprocess.Popen(
+            command, stdin=theirs, stdout=theirs, stderr=theirs, env=environment(folder), cwd=folder
+        )
         os.close(theirs)
         self.screen = SmallTerminal(COLUMNS, ROWS)
         self._rest = b""
@@ -194,7 +195,7 @@ def test_the_page_and_watch_show_the_run_until_it_ends(folder: Path, shown: list
     listed = python(folder, "-m", "elbowroom", "watch", "--list")
     with pytest.raises(urllib.error.HTTPError, match="403"):
         urllib.request.urlopen(base)
-    names = list((folder / "cache" / "running").iterdir())
+    modes = [path.stat().st_mode & 0o777 for path in (folder / "cache" / "running").iterdir()]
     (folder / "looked").touch()
     code = run.ends()
 
@@ -204,7 +205,7 @@ def test_the_page_and_watch_show_the_run_until_it_ends(folder: Path, shown: list
     assert watched.stdout.splitlines()[3].startswith("plan: ")
     assert [(each["process"], each["budget_bytes"]) for each in in_json["runs"]] == [(run.process.pid, 14 * 2**20)]
     assert listed.stdout == f"{run.process.pid}  train.py\n"
-    assert [name.stat().st_mode & 0o777 for name in names] == [0o600]
+    assert modes == [0o600]
     # afterwards there is neither a file nor a port
     assert not list((folder / "cache" / "running").iterdir())
     with pytest.raises(urllib.error.URLError):
