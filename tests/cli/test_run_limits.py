@@ -183,6 +183,17 @@ def test_a_limit_that_leaves_no_room_for_a_plan_ends_nothing(tmp_path: Path) -> 
     assert "storages leave in each step as early as they can" in inside.stderr
 
 
+def test_a_run_that_is_looked_at_fits_the_same_limit(script: Path, tmp_path: Path) -> None:
+    # given: threads of its own, whose stacks RLIMIT_DATA counts, and the modules of a web server
+    plain = run(python(str(script)), tmp_path)
+    live = ("-m", "elbowroom", "run", "--live", "--live-port", "0", str(script))
+
+    inside = run_in_group(python(*live), tmp_path, 600 * MIB)
+
+    assert (inside.returncode, inside.stdout) == (0, plain.stdout), inside.stderr
+    assert "elbowroom: this run is at http://127.0.0.1:" in inside.stderr
+
+
 def test_auto_keeps_to_a_limit_of_the_process_itself(script: Path, tmp_path: Path) -> None:
     # given: RLIMIT_DATA counts what is mapped, such as the stacks of threads, and no code
     plain = run(python(str(script)), tmp_path)

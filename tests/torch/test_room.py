@@ -9,6 +9,7 @@ from elbowroom.run.room import Room
 NAMES = {
     "beyond_bytes",
     "end_step",
+    "log_to",
     "machine",
     "measure_next_step",
     "measured",

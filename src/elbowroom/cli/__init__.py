@@ -24,6 +24,7 @@ from elbowroom.cli import (
     run_verb,
     scripts,
     study_verb,
+    watch_verb,
 )
 from elbowroom.cli.parser import Parser
 from elbowroom.errors import ElbowroomError
@@ -31,7 +32,18 @@ from elbowroom.version import installed_version
 
 __all__ = ["main"]
 
-VERBS = (estimate_verb, largest_verb, study_verb, plan_verb, run_verb, report_verb, machine_verb, cache_verb, demo_verb)
+VERBS = (
+    estimate_verb,
+    largest_verb,
+    study_verb,
+    plan_verb,
+    run_verb,
+    watch_verb,
+    report_verb,
+    machine_verb,
+    cache_verb,
+    demo_verb,
+)
 
 WITH_LAUNCHERS = ("estimate", "largest", "plan")
 """Verbs that take a launcher's command line, such as torchrun's."""

@@ -661,6 +661,54 @@ class CacheAnswer:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+class WatchedRun:
+    """One run that goes on.
+
+    Attributes:
+        process: number of its process.
+        script: the script, as it was named.
+        device: the device whose storages move, such as "cpu" or "cuda:0".
+        steps: number of steps that have ended.
+        mode: what the present step is, or else the last one: see `steps[].mode` of a run.
+        plan: the plan in force in words, or why there is none.
+        budget_bytes: what the device may hold.
+        planned_peak_bytes: the most that the plan holds; 0 without one.
+        device_bytes: what the device holds: reserved bytes on CUDA; in RAM, the most that a recorded step held.
+        resident_bytes: resident memory of the process.
+        lower_bytes: what lies on each lower tier.
+        pinned_bytes: page-locked host memory.
+        last_step_ns: time of the last step; null before it.
+        totals: sums over all steps: stall_ns, swapped_out_bytes, swapped_back_bytes, recomputed_bytes, mismatches.
+    """
+
+    process: int
+    script: str
+    device: str
+    steps: int
+    mode: Literal["observe", "frugal", "plan", "keep"]
+    plan: str
+    budget_bytes: int
+    planned_peak_bytes: int
+    device_bytes: int
+    resident_bytes: int
+    lower_bytes: dict[str, int]
+    pinned_bytes: int
+    last_step_ns: int | None
+    totals: dict[str, int]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class WatchAnswer:
+    """What `elbowroom watch --json` prints.
+
+    Attributes:
+        runs: this user's runs here that were started with --live or --live-port, the first one first.
+    """
+
+    runs: tuple[WatchedRun, ...]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class TrialFigures:
     """One training of the demo.
 
@@ -804,6 +852,7 @@ SCHEMAS: Mapping[type, Schema] = {
     MachineAnswer: Schema("machine", 1),
     MachineListAnswer: Schema("machine-list", 1),
     CacheAnswer: Schema("cache", 1),
+    WatchAnswer: Schema("watch", 1),
     DemoAnswer: Schema("demo", 1),
     WeightsAnswer: Schema("demo-weights", 1),
     ErrorAnswer: Schema("error", 1),

@@ -7,8 +7,8 @@ import atexit
 import os
 import sys
 import time
-from collections.abc import Sequence
-from contextlib import AbstractContextManager
+from collections.abc import Callable, Sequence
+from contextlib import AbstractContextManager, nullcontext
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, NoReturn
 
@@ -27,6 +27,8 @@ if TYPE_CHECKING:
     from elbowroom.run.beforehand import Verdict
     from elbowroom.run.room import Room
     from elbowroom.run.training import TrainingRun
+
+    Shown = Callable[[TrainingRun], AbstractContextManager[None]]
 
 CAPTURE_BYTES = 400 << 20
 """Memory that the capture of a small script takes while its training waits: 390 MiB, mostly torch's."""
@@ -72,6 +74,13 @@ def add(verbs: Any) -> None:
         help="write the figures of all steps to a file; -: to standard output, and what the script prints to standard "
         "error",
     )
+    parser.add_argument("--live", action="store_true", help="keep lines on the run at the bottom of the terminal")
+    parser.add_argument(
+        "--live-port",
+        type=int,
+        metavar="PORT",
+        help="serve a page on the run, and metrics for Prometheus, on this port of 127.0.0.1; 0: any free one",
+    )
     parser.add_argument("-m", dest="is_module", action="store_true", help="the script is a module, as in python -m")
     parser.add_argument("command", nargs=argparse.REMAINDER, metavar="script.py [ARGS]", help="what to run")
     parser.set_defaults(execute=execute)
@@ -89,13 +98,15 @@ def execute(arguments: argparse.Namespace) -> int:
     shared = [name for name in (arguments.report, arguments.json) if isinstance(name, str)]
     asked, begun_s, process = arguments.json, time.time(), os.getpid()
     _own_files(arguments)
+    shown = _live(arguments, command)
     room = _room(arguments, settings)
     children = started.Children()
     with launch.as_python_would(command) as outcome, room as inside:
         outcome.room = inside
         _run_of(inside).ends_process = True
-        _check(inside, command, arguments.check, may_be_short=_may_be_short(inside, settings.budget))
-        launch.execute(command, outcome)
+        with shown(_run_of(inside)):
+            _check(inside, command, arguments.check, may_be_short=_may_be_short(inside, settings.budget))
+            launch.execute(command, outcome)
     children.close()
     code = outcome.exit_code()
     if os.getpid() != process:  # the script forked this one: the summary is its parent's
@@ -125,6 +136,22 @@ def _leave(code: int) -> NoReturn:
     sys.stdout.flush()
     sys.stderr.flush()
     os._exit(code)
+
+
+def _live(arguments: argparse.Namespace, command: launch.Command) -> Shown:
+    """Return what shows a run while it goes on, if that was asked for. It is loaded before memory is counted.
+
+    The ranks of one computer share a terminal, so the first of all has the lines. Each has a page of its own.
+    """
+    port, rank = arguments.live_port, launched_rank()
+    if not arguments.live and port is None:
+        return lambda _: nullcontext()
+    from elbowroom.live import live
+
+    if port:
+        port += rank.rank % max(1, rank.local_ranks)
+    lines = arguments.live and rank.rank == 0
+    return lambda run: live(run.now, command.label, lines=lines, port=port)
 
 
 def _own_files(arguments: argparse.Namespace) -> None:

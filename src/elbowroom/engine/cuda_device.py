@@ -161,6 +161,9 @@ class CudaResidence(Residence):
         self._most_bytes = max(self._most_bytes, found - held_bytes())
         return self._most_bytes
 
+    def held_bytes(self) -> int:
+        return self._reserved("current") - held_bytes()
+
     def beyond(self, budget_bytes: int) -> int:
         ours_bytes = self._reserved("current") - held_bytes()
         self._most_bytes = max(self._most_bytes, ours_bytes)  # the user may reset the peak

@@ -179,6 +179,10 @@ class Residence(ABC):
         """Return the most bytes that the allocator has held since this room opened; 0 if nothing counts them."""
         return 0
 
+    def held_bytes(self) -> int | None:
+        """Return the bytes that the device holds now, as a budget counts them; None if only a recording says it."""
+        return None
+
     def beyond(self, budget_bytes: int) -> int:  # noqa: ARG002 - for devices without exact counts
         """Return the bytes that the device holds now beyond a budget."""
         return 0

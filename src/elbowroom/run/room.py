@@ -88,6 +88,21 @@ class Room:
         """Record the next planned step; its timeline is in `measured` once it has ended."""
         self._run.measure_next_step()
 
+    def log_to(self, writer: object) -> None:
+        """Write the figures of each step that ends from now on: its time, its stall, what moved, and the memory.
+
+        The names begin with "elbowroom/" and end with the unit. Steps of a training that fits come in groups: their
+        times are written when the next step is checked. A writer that fails gets no more, with a warning.
+
+        Args:
+            writer: TensorBoard's SummaryWriter, a run of Weights & Biases, or an object with one of their methods:
+                `add_scalar(name, value, step)` or `log(values, step=step)`.
+
+        Raises:
+            UsageError: it has neither.
+        """
+        self._run.log_to(writer)
+
     def end_step(self) -> None:
         """End a step of the training here. For trainings without a torch.optim.Optimizer."""
         self._run.end_step()

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import time
 from collections import Counter
 from collections.abc import Hashable
 from dataclasses import replace
@@ -9,17 +10,20 @@ from dataclasses import replace
 from elbowroom.engine.entries import Counters
 from elbowroom.engine.executor import Executor
 from elbowroom.engine.lost_device import loss_of
+from elbowroom.engine.residence import resident_bytes
 from elbowroom.errors import DeviceLost, Infeasible
 from elbowroom.hardware.launched_rank import launched_rank
 from elbowroom.machine import Machine
-from elbowroom.notices import Once, warn_once
+from elbowroom.notices import Once, warn, warn_once
 from elbowroom.plan import Plan
 from elbowroom.planners.budget.run_budget import simulated
 from elbowroom.run import account as figures
-from elbowroom.run.account import StepFigures
+from elbowroom.run.account import Mode, StepFigures
 from elbowroom.run.kind_totals import Kinds, beyond
 from elbowroom.run.learner import Learner
+from elbowroom.run.run_now import RunNow, plan_in_force
 from elbowroom.run.step_kinds import StepKind
+from elbowroom.run.step_loggers import Log, log_of, values_of
 from elbowroom.step.least_size import said
 from elbowroom.timeline import Timeline
 from elbowroom.trace import Trace
@@ -56,7 +60,10 @@ class RunFigures:
         self._kept = 0
         self._rested_ns: list[int] = []
         self.beyond_bytes = 0
-        self._settled = False
+        self._settled = self._running = False
+        self._mode: Mode = "observe"
+        self._begin_ns = 0
+        self._loggers: list[Log] = []
         self._once = Once()
 
     @property
@@ -76,6 +83,8 @@ class RunFigures:
         self._learner.met_kinds.totals.ended(key, followed)
         self._figures.append(step)
         self._kept += 1
+        if self._loggers:
+            self._log(step, looks=step.checked)
         if len(self._figures) > 2 * STEPS_KEPT:
             del self._figures[:STEPS_KEPT]
 
@@ -85,6 +94,55 @@ class RunFigures:
         for step_ns in rested_ns:
             step = figures.of_step("keep", step_ns, Counters(), 0, checked=False)
             self._keep(step, self._last_key, self._last, settled=True)
+
+    def log_to(self, writer: object) -> None:
+        """Give the figures of each step that ends from now on to a writer. Raises UsageError."""
+        self._keep_rested()
+        self._loggers.append(log_of(writer))
+
+    def _log(self, step: StepFigures, *, looks: bool) -> None:
+        """Write the figures of a step that has ended. A writer that fails once gets no more of them."""
+        held_bytes = self._executor.residence.held_bytes() if looks else None
+        values = values_of(step, self.budget_bytes, held_bytes)
+        for log in list(self._loggers):
+            try:
+                log(self._kept, values)
+            except Exception as problem:  # noqa: BLE001 - a training does not end because a logger is closed
+                self._loggers.remove(log)
+                warn(
+                    f"elbowroom: a writer given to log_to failed after step {self._kept} and gets no more figures: "
+                    f"{type(problem).__name__}: {problem}. Give another one to log_to"
+                )
+
+    def now(self) -> RunNow:
+        """Return what the run holds and does now, and change nothing: another thread calls this as the run goes on."""
+        recent, rested_ns, last = self._figures[-STEPS_KEPT:], self._rested_ns, self._last
+        steps, ran = self._kept + len(rested_ns), recent[-1] if recent else None
+        in_step = self._running and not rested_ns
+        begun = self._running or steps > 0
+        mode: Mode = self._mode if in_step or ran is None else ("keep" if rested_ns else ran.mode)
+        stall_ns = self._executor.counters.stall_ns if in_step else (ran.stall_ns if ran and not rested_ns else 0)
+        return RunNow(
+            device=str(self.device),
+            steps=steps,
+            in_step_ns=time.perf_counter_ns() - self._begin_ns if in_step and self._begin_ns else None,
+            mode=mode,
+            plan=plan_in_force(mode if begun else "", last.plan if last else None, last.trace if last else None),
+            budget_bytes=self.budget_bytes,
+            planned_peak_bytes=last.planned_bytes if last else 0,
+            device_bytes=self._held_now(),
+            resident_bytes=resident_bytes(),
+            lower_bytes={str(tier): size for tier, size in self._executor.tier.bytes_by_tier().items()},
+            pinned_bytes=self.pinned_bytes,
+            stall_ns=stall_ns,
+            last_step_ns=rested_ns[-1] if rested_ns else (ran.step_ns if ran else None),
+            recent=recent,
+        )
+
+    def _held_now(self) -> int:
+        """Return what the device holds now; in RAM, the most that a recorded step held."""
+        held_bytes = self._executor.residence.held_bytes()
+        return self._learner.met_kinds.totals.measured_peak_bytes if held_bytes is None else held_bytes
 
     def _see_what_lies_there(self) -> bool:
         """Look at the start of a step whether the device holds more than the budget, from code between steps."""

@@ -49,7 +49,6 @@ from elbowroom.engine.storages import alive_of, dtype_name
 from elbowroom.errors import Infeasible, UsageError
 from elbowroom.notices import LOGGER, warn, warn_once
 from elbowroom.run import account as figures
-from elbowroom.run.account import Mode
 from elbowroom.run.allocator_limit import AllocatorLimit
 from elbowroom.run.beforehand import Child, Verdict
 from elbowroom.run.hook_sampling import Unhooked
@@ -93,11 +92,10 @@ class TrainingRun(RunFigures, Director, Conductor):
         self._recomputes = StepRecomputes(executor, learner)
         self._saved: list[tuple[int, str]] = []
         self._key: Hashable = None
-        self._mode: Mode = "observe"
         self._mismatches = self._optimizer_steps = self._optimizers = 0
         self._surprises = Surprises()
-        self._begin_ns = self._end_ns = 0
-        self._running = self._optimizer_ran = self._gives_back = self._makes_room = False
+        self._end_ns = 0
+        self._optimizer_ran = self._gives_back = self._makes_room = False
         self._left_beyond, self._begins_plan = 0, False
         self._hooks = Hooks(executor, self, min_size_bytes)
         self._states = OptimizerStates(executor, self, min_size_bytes, self._optimizer_begins)

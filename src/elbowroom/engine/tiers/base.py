@@ -216,6 +216,10 @@ class LowerTier(ABC):
     def held_bytes(self) -> int:
         """Bytes of all reserved slots."""
 
+    def bytes_by_tier(self) -> dict[TierName, int]:
+        """Return the bytes of the reserved slots on each tier."""
+        return {self.name: self.held_bytes}
+
     @property
     def pinned_bytes(self) -> int:
         """Bytes of page-locked host memory that it takes."""

@@ -58,6 +58,9 @@ class BelowDevice(LowerTier):
     def held_bytes(self) -> int:
         return self.host.held_bytes + self._held_bytes
 
+    def bytes_by_tier(self) -> dict[TierName, int]:
+        return {"host": self.host.held_bytes, "disk": self._held_bytes}
+
     @property
     def size_bytes(self) -> int:
         """Bytes of host memory that it takes."""

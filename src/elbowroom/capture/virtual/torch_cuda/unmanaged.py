@@ -47,6 +47,9 @@ class Unmanaged:
     def measure_next_step(self) -> None:
         """Do nothing, as no step is measured."""
 
+    def log_to(self, writer: object) -> None:
+        """Do nothing, as no step is measured."""
+
     def end_step(self) -> None:
         """Do nothing, as the end of a step is seen without it."""
 
