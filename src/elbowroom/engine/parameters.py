@@ -361,6 +361,12 @@ class Parameters:
         found = {storage_key(each) for each in storages_of(model.parameters())}
         self._all_leave([key for key in found if key in self._movable])
 
+    def leave_now(self) -> None:
+        """Let all parameters leave that may, before a step without a plan."""
+        if self._may_move():
+            self._find()
+            self._all_leave(self._movable)
+
     def _made(self, parameter: nn.Parameter) -> None:
         """Let all others leave: a parameter that was made on the device is filled next."""
         late, self._late = self._late, {}
