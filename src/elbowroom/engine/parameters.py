@@ -15,9 +15,10 @@ on the device:
   does a frozen one in RAM that more refers to than modules and optimizers: that may be an array of NumPy.
 - Uses on another stream than the first ones: it stays from then on.
 
-A frozen parameter is written to the tier once. The tier keeps its bytes, and it leaves without a copy until an operator
-writes to its storage, its version counts a change, or it is to be trained. Kernels of extensions that are called past
-torch's operators change it unseen.
+The tier keeps the bytes of a parameter that has come back. It leaves without a copy until an operator writes to its
+storage, or its version counts a change. A trained one leaves so after ops of a step before its optimizer alone, and of
+torch's own: what an optimizer uses is held to be changed, whatever its operators say. So is what any operator between
+steps uses. Kernels of extensions that are called past torch's operators change a parameter unseen.
 
 Bits cannot change: what comes back is what left.
 
@@ -63,6 +64,7 @@ from elbowroom.engine.touched import (
     Touched,
     by_key,
     carried_windows,
+    is_torchs_own,
     moves_gradients,
     plain_in,
     put_on_host,
@@ -101,12 +103,14 @@ class Parameters:
     Attributes:
         wanted: whether uses are counted in steps that are recorded, so that plans may move parameters.
         budget_bytes: returns the bytes that the device may hold.
+        in_optimizer: returns whether an optimizer steps, and so may change what it uses.
         on: whether operators are seen.
     """
 
     def __init__(self, executor: Executor, conductor: Conductor, min_size_bytes: int, gradients: Gradients) -> None:
         self.wanted = False
         self.budget_bytes: Callable[[], int] = _no_limit
+        self.in_optimizer: Callable[[], bool] = _always
         self._executor = executor
         self._conductor = conductor
         self._min_size_bytes = max(1, min_size_bytes)
@@ -233,6 +237,8 @@ class Parameters:
         if on or self.on:
             if not on:
                 self._handed.bring_back()
+                for key in [each for each in self._away.copies if not self._is_frozen(each)]:
+                    self._away.changed(key)  # nobody would see what changes it
             watcher = watcher_of_uses()
             watcher.seen = self._called if on else watcher.plainly
             watcher.turn(on=on)
@@ -425,7 +431,7 @@ class Parameters:
             self._touch(kwargs.values(), touched)
         if not touched:
             return op(*args, **kwargs)
-        number = self._begins(touched, changes=writes(op))
+        number = self._begins(touched, op)
         try:
             result = op(*args, **kwargs)
         except BaseException:  # it may run again, and is one use
@@ -451,7 +457,7 @@ class Parameters:
             if (key := storage_key(storage)) in self._movable and is_among(self._movable, storage):
                 touched.setdefault(key, (storage, tensor.dtype))
 
-    def _begins(self, touched: Touched, *, changes: bool) -> int | None:
+    def _begins(self, touched: Touched, op: Any) -> int | None:
         """Bring back what an operator uses. Returns the number of the use in the step; None if it is not counted."""
         self._note_streams(touched)
         number = len(self._in_step) if self._counts else None
@@ -464,10 +470,11 @@ class Parameters:
         unplanned = self.wanted and self._conductor.known() is None if self._inside else self._loading is not None
         if unplanned:
             self._others_leave(touched)
+        changes, only_reads = writes(op), self._inside and is_torchs_own(op) and not self.in_optimizer()
         with self._conductor.aside():
             for key in touched:
                 self._arrive(key)  # what it replaces has left by now
-                if changes:
+                if changes or not (only_reads or self._is_frozen(key)):
                     self._changed(key)
         recorder = self._conductor.recorder() if number is not None else None
         if recorder is not None:
@@ -551,16 +558,22 @@ class Parameters:
                 return
             self._tell(storage.nbytes(), "code has its address, or uses it on several streams")
             return
-        if key in self._away.copies and self._frozen(key) != self._version_of.get(key):
+        versions = self._versions(key)
+        if key in self._away.copies and versions != self._version_of.get(key):
             self._away.changed(key)
-        self._version_of[key] = self._frozen(key)
+        self._version_of[key] = versions
         self._away.leave(key, Found(storage, torch.uint8, storage.nbytes(), held=False), n, known)
 
-    def _frozen(self, key: int) -> tuple[int, ...]:
-        """Return the versions of the parameters on a storage; nothing if one of them is trained, or not known."""
+    def _versions(self, key: int) -> tuple[int, ...]:
+        """Return the versions of the parameters on a storage; nothing if one of them is not known."""
         owners = [ref() for ref in self._owners.get(key, ())]
-        found = [version_of(each) for each in owners if each is not None and not each.requires_grad]
+        found = [version_of(each) for each in owners if each is not None]
         return tuple(found) if len(found) == len(owners) else ()
+
+    def _is_frozen(self, key: Hashable) -> bool:
+        """Whether no parameter on a storage is trained."""
+        owners = [ref() for ref in self._owners.get(cast("int", key), ())]
+        return bool(owners) and all(each is not None and not each.requires_grad for each in owners)
 
     def _arrive(self, key: Hashable) -> None:
         self._away.arrive(key, keeps=bool(self._version_of.get(key)))
@@ -723,6 +736,10 @@ def _compiling() -> None:
 
 
 def _nothing() -> None: ...
+
+
+def _always() -> bool:
+    return True
 
 
 def _no_limit() -> int:

@@ -100,6 +100,7 @@ class TrainingRun(RunFigures, Director, Conductor):
         self._hooks = Hooks(executor, self, min_size_bytes)
         self._states = OptimizerStates(executor, self, min_size_bytes, self._optimizer_begins)
         self._states.parameters.budget_bytes = lambda: learner.budget_bytes
+        self._states.parameters.in_optimizer = lambda: self._in_optimizer
         self._following = Following(executor, self._recomputes, self._states.entry_of)
         self._limit = AllocatorLimit(executor.residence, self._surprises)
         self._room = MakingRoom(executor, self._states, self._limit, learner)
