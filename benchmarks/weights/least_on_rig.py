@@ -57,7 +57,11 @@ def tried(spec: dict[str, Any], capacity_bytes: int) -> Peaks | None:
                 torch.cuda.synchronize()
                 out_bytes, back_bytes = (b - a for a, b in zip(before, copied(), strict=True))
             peak_bytes = cudart().fakecuda_peak_used()
-    except (torch.OutOfMemoryError, er.Infeasible):
+    except er.Infeasible:
+        return None
+    except RuntimeError as problem:
+        if "out of memory" not in str(problem):  # the allocator's error, or one of the driver
+            raise
         return None
     return {"peak_bytes": peak_bytes, "out_bytes": out_bytes, "back_bytes": back_bytes}
 
