@@ -17,7 +17,7 @@ from pathlib import Path
 from typing import Any
 
 from benchmarks.on_rig import add_options, checked_rig, said
-from benchmarks.results import RESULTS, ROOT, commit, replace_between, write_result
+from benchmarks.results import RESULTS, ROOT, commit, write_between, write_result
 
 CASE = "weights_peers"
 STEPS = 5
@@ -127,7 +127,7 @@ def main() -> None:
         packages = [given.packages] if given.packages else []
         run(checked_rig(options, given), packages, given.model or list(MODELS), out)
     newest = given.out or max(RESULTS.glob(f"{CASE}_rig_*.json"), key=lambda path: path.name)
-    DOCS.write_text(replace_between(DOCS.read_text(), START, END, table(json.loads(newest.read_text()))))
+    write_between(DOCS, START, END, table(json.loads(newest.read_text())))
 
 
 if __name__ == "__main__":
