@@ -25,7 +25,7 @@ from elbowroom.torch_compat.core import holders_of, storage_key, version_of
 from elbowroom.units import format_bytes
 
 Tell = Callable[[int, str], None]
-"""Warns that a parameter of so many bytes stays, and why."""
+"""Warns that a parameter of some size, in bytes, stays, and why."""
 Sharing = dict[int, list[nn.Parameter]]
 """Storage key -> the parameters on it."""
 
