@@ -12,7 +12,7 @@ import os
 import sys
 import warnings
 from collections.abc import Callable
-from functools import partial
+from functools import cache, partial
 from typing import Any
 
 import torch
@@ -29,8 +29,12 @@ SPARE_BYTES = 2 << 20
 Peaks = dict[str, int]
 
 
+@cache
 def cudart() -> Any:
-    return ctypes.CDLL("libcudart.so.13")
+    """The driver of the rig."""
+    library = ctypes.CDLL("libcudart.so.13")
+    library.fakecuda_peak_used.restype = ctypes.c_uint64
+    return library
 
 
 def copied() -> tuple[int, int]:
@@ -48,7 +52,6 @@ def tried(spec: dict[str, Any], capacity_bytes: int) -> Peaks | None:
     cudart().fakecuda_set_capacity(ctypes.c_uint64(capacity_bytes))
     warnings.simplefilter("ignore")
     out_bytes = back_bytes = 0
-    cudart().fakecuda_peak_used.restype = ctypes.c_uint64
     try:
         with trained(spec["way"], spec["model"], capacity_bytes - SPARE_BYTES) as step:
             for _ in range(spec["steps"]):

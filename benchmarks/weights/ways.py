@@ -31,18 +31,25 @@ MLP_WIDTH, MLP_DEPTH, MLP_ROWS = 4096, 12, 64
 
 
 def model_of(name: str) -> tuple[nn.Sequential, Loss]:
-    """Make a model in RAM, and its loss on a fixed batch on the device."""
-    torch.manual_seed(0)
+    """Make a model in RAM, of any numbers, and its loss on a fixed batch on the device."""
     if name == "mlp":
-        layers = (nn.Sequential(nn.Linear(MLP_WIDTH, MLP_WIDTH), nn.GELU()) for _ in range(MLP_DEPTH))
         x_ND = torch.zeros(MLP_ROWS, MLP_WIDTH, device="cuda")
-        return nn.Sequential(*layers), lambda model: model(x_ND).square().mean()
+        with torch.device("meta"):
+            layers = nn.Sequential(
+                *(nn.Sequential(nn.Linear(MLP_WIDTH, MLP_WIDTH), nn.GELU()) for _ in range(MLP_DEPTH))
+            )
+        return layers.to_empty(device="cpu"), lambda model: model(x_ND).square().mean()
     shape = DECODERS[name]
     torch.set_default_dtype(torch.bfloat16 if shape.gated else torch.float32)
-    model: Any = made(shape)
+    with torch.device("meta"):
+        model: Any = made(shape)
     torch.set_default_dtype(torch.float32)
     text_NT = torch.zeros(1, shape.tokens + 1, dtype=torch.long, device="cuda")
-    return model, lambda model: functional.cross_entropy(model(text_NT[:, :-1]).flatten(0, 1), text_NT[:, 1:].flatten())
+
+    def loss(model: nn.Module) -> Tensor:
+        return functional.cross_entropy(model(text_NT[:, :-1]).flatten(0, 1), text_NT[:, 1:].flatten())
+
+    return model.to_empty(device="cpu"), loss
 
 
 def largest_modules(model: nn.Sequential) -> int:
