@@ -104,7 +104,7 @@ def _cells(way: str, found: Result, ours: Result) -> Iterator[str]:
     yield _mib(free["peak_bytes"])
     yield _moved(free)
     within = ours.get("within", {}).get(str(free["peak_bytes"]))
-    yield _moved(within) if within else "" if way == "plain" else "refused"
+    yield _moved(within) if within else "" if way == "plain" else "refused" if ours else "not run yet"
 
 
 def _moved(peaks: Result) -> str:

@@ -9,7 +9,7 @@ import pytest
 pytest.importorskip("torch", reason="the benchmark imports it")
 from benchmarks.results import RESULTS, newest_results
 from benchmarks.table import weights_table
-from benchmarks.weights import published
+from benchmarks.weights import beside_peers, published
 from benchmarks.weights.__main__ import CARDS, CASE, DOCS, GPUS, table
 
 
@@ -24,6 +24,7 @@ def test_the_tables_are_those_of_the_newest_results(results: dict[str, dict[str,
     assert table(results[CASE]) in page
     assert weights_table(results["demo_weights"]) in page
     assert published.table(results[published.CASE]) in page
+    assert beside_peers.table(results[beside_peers.CASE]) in page
 
 
 def test_every_shape_trains_within_its_card_on_every_gpu_and_within_the_ram(results: dict[str, dict[str, Any]]) -> None:
