@@ -9,6 +9,7 @@ import pytest
 pytest.importorskip("torch", reason="the benchmark imports it")
 from benchmarks.results import RESULTS, newest_results
 from benchmarks.table import weights_table
+from benchmarks.weights import beside_peers, published
 from benchmarks.weights.__main__ import CARDS, CASE, DOCS, GPUS, table
 
 
@@ -22,6 +23,8 @@ def test_the_tables_are_those_of_the_newest_results(results: dict[str, dict[str,
 
     assert table(results[CASE]) in page
     assert weights_table(results["demo_weights"]) in page
+    assert published.table(results[published.CASE]) in page
+    assert beside_peers.table(results[beside_peers.CASE]) in page
 
 
 def test_every_shape_trains_within_its_card_on_every_gpu_and_within_the_ram(results: dict[str, dict[str, Any]]) -> None:
@@ -32,6 +35,15 @@ def test_every_shape_trains_within_its_card_on_every_gpu_and_within_the_ram(resu
         assert row["plan"]["fits"], row
         assert row["plan"]["needed_bytes"] <= CARDS[row["shape"]]
         assert row["plan"]["host_bytes"] <= row["ram_bytes"]
+        assert row["plan"]["step_ns"] >= row["plan"]["kept_step_ns"] > 0
+
+
+def test_each_published_step_has_ours_within_the_same_bytes(results: dict[str, dict[str, Any]]) -> None:
+    rows = results[published.CASE]["rows"]
+
+    assert {row["peer"]: (row["step_ns"], row["size_bytes"]) for row in rows} == published.PUBLISHED
+    for row in rows:
+        assert row["plan"]["fits"], row
         assert row["plan"]["step_ns"] >= row["plan"]["kept_step_ns"] > 0
 
 

@@ -29,6 +29,41 @@ def test_the_least_budget_is_lower_with_parameters_and_met_as_simulated(rig: Pat
     assert_as_simulated(found["at_least"], page_bytes=PAGE)
 
 
+MOVING = ["wide layers", "wide layers with momentum", "language model of two blocks"]
+
+
+@pytest.mark.timeout(0)
+def test_a_device_of_the_least_budget_is_enough_from_the_first_step_on(rig: Path) -> None:
+    # given models that are made within a budget that nothing meets: each run tells the least
+    spec = {"models": MOVING, "inside": True}
+    # when each trains on a device that refuses more than that
+    found = on_the_rig(rig, spec, "first_steps.py", allocator={})
+    # then
+    for run in found.values():
+        assert run["modes"][:2] == ["observe", "observe"]
+        assert run["modes"][-1] == "plan"
+        assert max(step["reserved"] for step in run["steps"]) <= run["least"]
+        assert not any(run["mismatches"])
+
+
+@pytest.mark.timeout(0)
+def test_the_first_steps_hold_no_more_than_the_model_that_was_there_before(rig: Path) -> None:
+    # given models that are on the device as the run begins
+    found = on_the_rig(rig, {"models": MOVING, "inside": False}, "first_steps.py", allocator={})
+    # when they train within the least budget
+    observed = [
+        (run["before"], run["least"], step)
+        for run in found.values()
+        for mode, step in zip(run["modes"], run["steps"], strict=True)
+        if mode == "observe"
+    ]
+    # then parameters leave before the first step, which has no plan
+    assert len(observed) >= len(MOVING)
+    for before, least, step in observed:
+        for kind in ("allocated", "reserved"):
+            assert step[kind] <= max(before[kind], least), kind
+
+
 @pytest.mark.timeout(0)
 def test_a_language_model_runs_with_its_parameters_away_as_simulated(rig: Path) -> None:
     # given a budget that states and gradients cannot meet

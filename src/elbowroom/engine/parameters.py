@@ -15,9 +15,10 @@ on the device:
   does a frozen one in RAM that more refers to than modules and optimizers: that may be an array of NumPy.
 - Uses on another stream than the first ones: it stays from then on.
 
-A frozen parameter is written to the tier once. The tier keeps its bytes, and it leaves without a copy until an operator
-writes to its storage, its version counts a change, or it is to be trained. Kernels of extensions that are called past
-torch's operators change it unseen.
+The tier keeps the bytes of a parameter that has come back. It leaves without a copy until an operator writes to its
+storage, or its version counts a change. A trained one leaves so after ops of a step before its optimizer alone, and of
+torch's own: what an optimizer uses is held to be changed, whatever its operators say. So is what any operator between
+steps uses. Kernels of extensions that are called past torch's operators change a parameter unseen.
 
 Bits cannot change: what comes back is what left.
 
@@ -37,40 +38,40 @@ from __future__ import annotations
 
 import sys
 import weakref
-from collections import Counter
-from collections.abc import Callable, Hashable, Iterable, Iterator, Mapping
+from collections.abc import Callable, Hashable, Iterable
 from contextlib import AbstractContextManager, nullcontext, suppress
-from typing import Any, cast, final
+from typing import Any, final
 
 import torch
 from torch import nn
-from torch.nn.parameter import is_lazy
 
+from elbowroom.engine.asked_parameters import AskedParameters
 from elbowroom.engine.away_parts import AwayParts, Left
 from elbowroom.engine.conductor import Conductor, StepPlan
 from elbowroom.engine.entries import StateEntry
 from elbowroom.engine.executor import Executor
 from elbowroom.engine.file_weights import with_own_storages
 from elbowroom.engine.gradients import Gradients
-from elbowroom.engine.handed_addresses import HandedAddresses, Refs, is_among
+from elbowroom.engine.handed_addresses import Refs
 from elbowroom.engine.list_parts import Call, joined, parted, takes_lists
 from elbowroom.engine.loading import Loading
+from elbowroom.engine.movable_parameters import MovableParameters
 from elbowroom.engine.optimizer_parts import Found, is_resizable
-from elbowroom.engine.raw_reads import RawReads, Use
+from elbowroom.engine.raw_reads import RawReads
 from elbowroom.engine.saving import Saving
-from elbowroom.engine.storages import RAW_STORAGE, alive_of, is_plain, storage_of
+from elbowroom.engine.storages import RAW_STORAGE, alive_of
 from elbowroom.engine.touched import (
     Touched,
     by_key,
     carried_windows,
+    is_torchs_own,
     moves_gradients,
-    plain_in,
     put_on_host,
     storages_of,
     writes,
 )
 from elbowroom.errors import TierError, TierFull
-from elbowroom.notices import Once, warn, warn_once
+from elbowroom.notices import Once, warn_once
 from elbowroom.step.schedule import Action
 from elbowroom.torch_compat.core import (
     holders_of,
@@ -78,7 +79,6 @@ from elbowroom.torch_compat.core import (
     is_distributed,
     storage_key,
     tell_of_compiling,
-    version_of,
 )
 from elbowroom.torch_compat.op_calls import has_compiled, watcher_of_uses
 from elbowroom.units import NONE, format_bytes
@@ -101,28 +101,28 @@ class Parameters:
     Attributes:
         wanted: whether uses are counted in steps that are recorded, so that plans may move parameters.
         budget_bytes: returns the bytes that the device may hold.
+        in_optimizer: returns whether an optimizer steps, and so may change what it uses.
         on: whether operators are seen.
     """
 
     def __init__(self, executor: Executor, conductor: Conductor, min_size_bytes: int, gradients: Gradients) -> None:
         self.wanted = False
         self.budget_bytes: Callable[[], int] = _no_limit
+        self.in_optimizer: Callable[[], bool] = _always
         self._executor = executor
         self._conductor = conductor
-        self._min_size_bytes = max(1, min_size_bytes)
         self._away = AwayParts(executor)
         self._gradients, self._handed = gradients, gradients.handed
-        self._movable: Refs = {}
-        self._addresses = HandedAddresses()
-        self._stream_of: dict[int, object] = {}
-        self._owners: dict[int, list[weakref.ref[nn.Parameter]]] = {}
-        self._version_of: dict[Hashable, tuple[int, ...]] = {}
+        self._movable = MovableParameters(executor.device, min_size_bytes, self._tell, self._away.changed)
         self._in_step: list[list[weakref.ref[torch.UntypedStorage]]] = []
         self._last: list[list[weakref.ref[torch.UntypedStorage]]] = []
         self._counts = self.on = self._stopped = False
         self._here: Refs = {}
         self._inside = False
         self._due: Action | None = None
+        self._past_operators = AskedParameters(
+            executor, conductor, self._movable, self._away, gradients, self._arrive, self._is_between, self._is_saving
+        )
         self._raw: RawReads | None = None
         self._saving: Saving | None = None
         self._loading: Loading | None = None
@@ -183,7 +183,7 @@ class Parameters:
         self._counts, self._inside = moves or learns, moves or learns or waits
         self._due, self._here = None, {}
         if known is None and learns:
-            self._here = dict(self._movable)
+            self._here = dict(self._movable.refs)
         elif not (moves or waits):
             self.bring_back()
         self._turn(on=self._inside)
@@ -207,7 +207,7 @@ class Parameters:
 
     def stop(self) -> None:
         """Bring all parameters back, and let none leave any more."""
-        if self._movable:
+        if self._movable.refs:
             self._tell(0, "compiled code or a graph of CUDA uses them unseen, or torch.distributed does")
         self._stopped, self._counts, self._inside = True, False, False
         self.rest()
@@ -216,11 +216,11 @@ class Parameters:
     def open(self) -> None:
         """See raw reads from now on, and let parameters leave as they come: see Note: [Loading]."""
         if self._raw is None:
-            self._raw = RawReads(self._asked)
+            self._raw = RawReads(self._past_operators.asked)
             self._gradients.hands_out = self._sees
             self._saving = Saving(self._away, self._executor, self._conductor, self._is_between, self._all_others_leave)
         if self._loading is None and self._may_move():
-            self._waiting = {id(each): weakref.ref(each) for each in self._frozen_in_ram()}
+            self._waiting = {id(each): weakref.ref(each) for each in self._movable.frozen_in_ram()}
             self._loading = Loading(self._moved, self._made)
             self._turn(on=True)
 
@@ -233,6 +233,8 @@ class Parameters:
         if on or self.on:
             if not on:
                 self._handed.bring_back()
+                for key in [each for each in self._away.copies if not self._movable.is_frozen(each)]:
+                    self._away.changed(key)  # nobody would see what changes it
             watcher = watcher_of_uses()
             watcher.seen = self._called if on else watcher.plainly
             watcher.turn(on=on)
@@ -245,95 +247,23 @@ class Parameters:
     # Which may move
 
     def _find(self) -> None:
-        """Look for parameters that may move: those that lie on a storage of their own, above the least size."""
-        scripted = _storages_in(torch.jit.ScriptModule)
-        # on a GPU weights without an address are copied in each call
-        recurrent = _storages_in(nn.RNNBase) if self._executor.device.type == "cuda" else frozenset[int]()
-        owned = Counter(id(p) for module in alive_of(nn.Module) for p in module.parameters(recurse=False))
-        owned.update(id(p) for each in alive_of(torch.optim.Optimizer) for g in each.param_groups for p in g["params"])
-        found: dict[int, list[nn.Parameter]] = {}
-        for parameter in alive_of(nn.Parameter):
-            storage = self._own_storage(parameter)
-            if storage is not None and (key := storage_key(storage)) in recurrent:
-                self._tell(storage.nbytes(), "cuDNN reads all weights of a recurrent layer as one block")
-            elif storage is not None and key not in scripted:
-                found.setdefault(key, []).append(parameter)
-        parameter = None
+        """Look for parameters that may move; none may once there is a graph of CUDA."""
         if self._executor.device.type == "cuda" and alive_of(torch.cuda.CUDAGraph):
             self.stop()
-            return
-        for key, ref in list(self._movable.items()):
-            if (storage := ref()) is None or self._addresses.stays(storage):
-                self._forget(key)
-        for key, parameters in found.items():
-            storage = RAW_STORAGE(parameters[0])
-            if is_among(self._movable, storage) or self._addresses.stays(storage):
-                continue
-            if holders_of(storage) == len(parameters) + 1 and not self._has_arrays(parameters, owned):
-                self._movable[key] = weakref.ref(storage)
-                self._owners[key] = [weakref.ref(each) for each in parameters]
-            else:
-                self._tell(storage.nbytes(), "another tensor lies on its storage")
-
-    def _has_arrays(self, parameters: list[nn.Parameter], owned: Mapping[int, int]) -> bool:
-        """Whether an array of NumPy may lie on a frozen one: not only modules, optimizers and this list refer to it."""
-        if self._executor.device.type != "cpu":
-            return False
-        frozen = [n for n, each in enumerate(parameters) if not each.requires_grad]  # no name holds one meanwhile
-        return any(sys.getrefcount(parameters[n]) > 2 + owned[id(parameters[n])] for n in frozen)
-
-    def _frozen_in_ram(self) -> Iterator[nn.Parameter]:
-        on_cpu = self._executor.device.type == "cpu"
-        return (each for each in alive_of(nn.Parameter) if on_cpu and not each.requires_grad)
-
-    def _own_storage(self, parameter: Any) -> torch.UntypedStorage | None:
-        storage = self._large_storage(parameter)
-        return storage if storage is not None and is_resizable(storage) else None
-
-    def _large_storage(self, parameter: Any) -> torch.UntypedStorage | None:
-        if type(parameter) is not nn.Parameter or is_lazy(parameter) or not is_plain(parameter):
-            return None
-        storage = storage_of(parameter) if parameter.device == self._executor.device else None
-        return storage if storage is not None and storage.nbytes() >= self._min_size_bytes else None
+        else:
+            self._movable.find()
 
     def leave_files(self) -> None:
         """Let parameters that are trained leave the files that they lie on: see Note: [Weights of a file]."""
         if self._executor.device.type != "cpu" or not self._may_move():
             return
-        found: dict[int, list[nn.Parameter]] = {}
-        for parameter in alive_of(nn.Parameter):
-            storage = self._large_storage(parameter)
-            if storage is not None and not storage.resizable():
-                found.setdefault(storage_key(storage), []).append(parameter)
-        parameter = storage = None
+        found = self._movable.on_files()
         with self._conductor.aside():
-            for sharing in with_own_storages(found, self._min_size_bytes):
+            for sharing in with_own_storages(found, self._movable.min_size_bytes):
                 if isinstance(sharing, int):
                     self._tell(sharing, "it lies on a file that other code may use too")
                 else:
-                    self._all_leave([self._taken(sharing)])
-
-    def _forget(self, key: int) -> None:
-        """Let a storage be none that may move."""
-        del self._movable[key]
-        for of_key in (self._owners, self._version_of, self._stream_of):
-            of_key.pop(key, None)
-        self._changed(key)
-
-    def _changed(self, key: int) -> None:
-        """Forget copies of a storage's bytes: it has other ones, or may get them."""
-        self._away.changed(key)
-        self._addresses.changed(key)
-
-    def _taken(self, parameters: list[nn.Parameter]) -> int:
-        """Let parameters that share a storage, and have it alone, be some that may move. Returns its key."""
-        storage = RAW_STORAGE(parameters[0])
-        key = storage_key(storage)
-        self._movable[key], self._owners[key] = weakref.ref(storage), [weakref.ref(each) for each in parameters]
-        self._version_of.pop(key, None)
-        self._stream_of.pop(key, None)
-        self._away.changed(key)
-        return key
+                    self._all_leave([self._movable.taken(sharing)])
 
     # Loading
 
@@ -359,16 +289,22 @@ class Parameters:
         self.leave_files()
         self._find()
         found = {storage_key(each) for each in storages_of(model.parameters())}
-        self._all_leave([key for key in found if key in self._movable])
+        self._all_leave([key for key in found if key in self._movable.refs])
+
+    def leave_now(self) -> None:
+        """Let all parameters leave that may, before a step without a plan."""
+        if self._may_move():
+            self._find()
+            self._all_leave(self._movable.refs)
 
     def _made(self, parameter: nn.Parameter) -> None:
         """Let all others leave: a parameter that was made on the device is filled next."""
         late, self._late = self._late, {}
         keys = [self._taken_on(each) for ref in late.values() if (each := ref()) is not None]
-        self._here |= {key: self._movable[key] for key in keys if key is not None}
+        self._here |= {key: self._movable.refs[key] for key in keys if key is not None}
         key = self._taken_on(parameter)
         if key is not None or any(keys):
-            self._others_leave({} if key is None else by_key([self._movable[key]]))
+            self._others_leave({} if key is None else by_key([self._movable.refs[key]]))
 
     def _taken_on(self, parameter: nn.Parameter) -> int | None:
         """Let a parameter be one that may move, if it is not one yet. Returns its key if it is new."""
@@ -377,16 +313,16 @@ class Parameters:
         waits = self._waiting.get(id(parameter))
         if waits is not None and waits() is parameter:
             return None
-        storage = self._own_storage(parameter)
-        if storage is None or is_among(self._movable, storage) or self._addresses.stays(storage):
+        storage = self._movable.own_storage(parameter)
+        if storage is None or storage in self._movable or self._movable.addresses.stays(storage):
             return None
         if holders_of(storage) != 2:  # a tensor of the code that moves it lies there too, maybe for a moment
             self._late[id(parameter)] = weakref.ref(parameter)
             return None
-        return self._taken([parameter])
+        return self._movable.taken([parameter])
 
     def _all_leave(self, keys: Iterable[int]) -> None:
-        lone = by_key(self._movable[key] for key in keys)
+        lone = by_key(self._movable.refs[key] for key in keys)
         with self._conductor.aside(), suppress(TierFull):  # then it stays
             for key in lone:
                 if not self._is_held(lone, key):
@@ -414,12 +350,12 @@ class Parameters:
 
     def _called_with_parameters(self, op: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
         touched: Touched = {}
-        self._touch(args, touched)
+        self._movable.touched(args, touched)
         if kwargs:
-            self._touch(kwargs.values(), touched)
+            self._movable.touched(kwargs.values(), touched)
         if not touched:
             return op(*args, **kwargs)
-        number = self._begins(touched, changes=writes(op))
+        number = self._begins(touched, op)
         try:
             result = op(*args, **kwargs)
         except BaseException:  # it may run again, and is one use
@@ -434,18 +370,13 @@ class Parameters:
         """Return the parts of an operator over lists: of gradients, or of parameters that leave one another room."""
         if self._inside:
             touched: Touched = {}
-            self._touch((*args, *kwargs.values()), touched)
+            self._movable.touched((*args, *kwargs.values()), touched)
             whole = bool(touched) or not self._handed  # uses of parameters are as planned
         else:
             whole = self._loading is None
         return None if whole else parted(args, kwargs)
 
-    def _touch(self, values: Iterable[Any], touched: Touched) -> None:
-        for tensor, storage in plain_in(values):
-            if (key := storage_key(storage)) in self._movable and is_among(self._movable, storage):
-                touched.setdefault(key, (storage, tensor.dtype))
-
-    def _begins(self, touched: Touched, *, changes: bool) -> int | None:
+    def _begins(self, touched: Touched, op: Any) -> int | None:
         """Bring back what an operator uses. Returns the number of the use in the step; None if it is not counted."""
         self._note_streams(touched)
         number = len(self._in_step) if self._counts else None
@@ -458,11 +389,12 @@ class Parameters:
         unplanned = self.wanted and self._conductor.known() is None if self._inside else self._loading is not None
         if unplanned:
             self._others_leave(touched)
+        changes, only_reads = writes(op), self._inside and is_torchs_own(op) and not self.in_optimizer()
         with self._conductor.aside():
             for key in touched:
                 self._arrive(key)  # what it replaces has left by now
-                if changes:
-                    self._changed(key)
+                if changes or not (only_reads or self._movable.is_frozen(key)):
+                    self._movable.changed(key)
         recorder = self._conductor.recorder() if number is not None else None
         if recorder is not None:
             recorder.used(touched.values())
@@ -505,22 +437,22 @@ class Parameters:
             return
         captures = streams.capturing(stream)
         for key, (storage, _) in touched.items():
-            if self._stream_of.setdefault(key, stream) != stream or captures:
-                self._addresses.keep(storage)
+            if not self._movable.is_first_stream(key, stream) or captures:
+                self._movable.addresses.keep(storage)
             if captures and key in self._away.entries:
                 self._executor.tier.home()  # which refuses a graph of copies
 
     def _others_leave(self, touched: Touched) -> None:
         """Let all leave that ops before have used, but for what this one uses. For steps without a plan."""
         gone = {key: self._here.pop(key) for key in list(self._here) if key not in touched}
-        others = by_key(ref for key, ref in gone.items() if self._movable.get(key) is ref)
+        others = by_key(ref for key, ref in gone.items() if self._movable.refs.get(key) is ref)
         with self._conductor.aside():
             with suppress(TierFull):  # a plan may not need to move them at all
                 for key in others:
                     if not self._is_held(others, key):
                         self._leave(others[key][0], NONE, None)
             self._executor.settle()
-        self._here |= {key: self._movable[key] for key in touched if key in self._movable}
+        self._here |= {key: self._movable.refs[key] for key in touched if key in self._movable.refs}
 
     def _sees(self) -> bool:
         """Whether the operators of this thread are seen, and it is not in backward."""
@@ -539,80 +471,32 @@ class Parameters:
         key, stream = storage_key(storage), self._executor.stream()
         if key in self._away.entries:
             return
-        moved_by_others = self._addresses.stays(storage) or self._stream_of.get(key, stream) != stream
+        moved_by_others = self._movable.addresses.stays(storage) or self._movable.has_other_stream(key, stream)
         if moved_by_others or not is_resizable(storage):
-            if n == NONE and self._addresses.stays(storage) and not self._addresses.stays_for_good(storage):
+            if (
+                n == NONE
+                and self._movable.addresses.stays(storage)
+                and not self._movable.addresses.stays_for_good(storage)
+            ):
                 return
             self._tell(storage.nbytes(), "code has its address, or uses it on several streams")
             return
-        if key in self._away.copies and self._frozen(key) != self._version_of.get(key):
+        versions = self._movable.versions(key)
+        if key in self._away.copies and versions != self._movable.version_of.get(key):
             self._away.changed(key)
-        self._version_of[key] = self._frozen(key)
+        self._movable.version_of[key] = versions
         self._away.leave(key, Found(storage, torch.uint8, storage.nbytes(), held=False), n, known)
 
-    def _frozen(self, key: int) -> tuple[int, ...]:
-        """Return the versions of the parameters on a storage; nothing if one of them is trained, or not known."""
-        owners = [ref() for ref in self._owners.get(key, ())]
-        found = [version_of(each) for each in owners if each is not None and not each.requires_grad]
-        return tuple(found) if len(found) == len(owners) else ()
-
     def _arrive(self, key: Hashable) -> None:
-        self._away.arrive(key, keeps=bool(self._version_of.get(key)))
+        self._away.arrive(key, keeps=bool(self._movable.version_of.get(key)))
 
-    def _asked(self, tensor: torch.Tensor, use: Use) -> torch.UntypedStorage | None:
-        """Bring a parameter back, as code takes its address or its storage. See RawReads."""
-        try:
-            storage = RAW_STORAGE(tensor)
-        except (RuntimeError, NotImplementedError):
-            return None
-        if use in ("array", "ever") and self._gradients.lent:
-            self._gradients.lent.forget(storage)
-        if self._handed and (key := self._handed.key_of(storage)) is not None:
-            self._handed.give(key)
-        elif is_among(self._movable, storage):
-            return self._asked_for(storage, use)
-        elif use in ("array", "ever") and storage.nbytes() >= self._min_size_bytes:
-            self._handed_out(storage, use)
-        return None
-
-    def _handed_out(self, storage: torch.UntypedStorage, use: Use) -> None:
-        in_ram = use == "array" and self._executor.device.type == "cpu"
-        (self._addresses.array if in_ram else self._addresses.keep)(storage)
-
-    def _asked_for(self, storage: torch.UntypedStorage, use: Use) -> torch.UntypedStorage | None:
-        if self._saving is not None and self._saving.in_tensor:
-            return None
-        if use == "reader" and (memory := self._for_reader(storage)) is not None:
-            return memory
-        key = storage_key(storage)
-        if key in self._away.entries:
-            with self._conductor.aside():
-                self._arrive(key)
-        if use in ("array", "ever"):
-            self._handed_out(storage, use)
-        if use != "reader":
-            self._changed(key)
-        return None
-
-    def _for_reader(self, storage: torch.UntypedStorage) -> torch.UntypedStorage | None:
-        """Return memory with the bytes of a parameter that is away, for code that reads them before the next step."""
-        if self._executor.device.type != "cpu" or not self._is_between():
-            return None
-        key = storage_key(storage)
-        found = self._addresses.mapped.get(key)
-        if found is None and key in self._away.entries:
-            with self._conductor.aside():
-                self._executor.settle()
-                found = self._away.lend(key)
-            if found is not None:
-                self._addresses.mapped[key] = found
-        if found is None:
-            self._addresses.read(storage)
-        return found
+    def _is_saving(self) -> bool:
+        """Whether `torch.save` asks, which has its own way."""
+        return self._saving is not None and self._saving.in_tensor
 
     def step_comes(self) -> None:
         """Let parameters move again whose addresses code does not have any more, before a step begins."""
-        for parameters in self._addresses.step_comes():
+        for parameters in self._movable.addresses.step_comes():
             if not RAW_STORAGE(parameters[0]).resizable():
                 with self._conductor.aside():
                     self._renew(parameters)
@@ -621,10 +505,9 @@ class Parameters:
         """Give parameters another storage in RAM, as theirs cannot be emptied any more."""
         storage = RAW_STORAGE(parameters[0])
         put_on_host(parameters, torch.UntypedStorage(storage.nbytes()).copy_(storage))
-        if is_among(self._movable, storage):
-            self._forget(storage_key(storage))
-            key = self._taken(parameters)
-            renewed = self._movable[key]
+        if storage in self._movable:
+            self._movable.forget(storage_key(storage))
+            renewed = self._movable.refs[self._movable.taken(parameters)]
             self._last = [[renewed if ref() is storage else ref for ref in use] for use in self._last]
 
     # Life
@@ -646,29 +529,10 @@ class Parameters:
         self._handed.forget()  # they end with all other gradients
         with self.aside():
             problem = self._away.close(left, self.limit_bytes)
-            lost = self._stay_away(left)
+            lost = self._movable.stay_below(left)
         self._turn(on=False)
         self._close_raw()
         return problem if lost or isinstance(problem, TierError) else None
-
-    def _stay_away(self, left: Left) -> bool:
-        """Give parameters that could not come back their bytes below. Returns whether some are lost."""
-        size_bytes = 0
-        for key, memory in left.items():
-            if memory is None:
-                continue
-            put_on_host((ref() for ref in self._owners.get(cast("int", key), ())), memory)
-            size_bytes += memory.nbytes()
-        if size_bytes:
-            where = (
-                "are mapped from a file now, as memory has no room for all of them: the system reads their pages as "
-                "they are used. The model trains on, slowly, and can be saved"
-                if self._executor.device.type == "cpu"
-                else "are on the host now, as the device has no room for all of them within the budget: the model is "
-                "on two devices. A state dict of it can be saved"
-            )
-            warn(f"elbowroom: {format_bytes(size_bytes)} of parameters {where}")
-        return any(memory is None for memory in left.values())
 
     def _close_raw(self) -> None:
         if self._loading is not None:
@@ -691,12 +555,6 @@ class Parameters:
         )
 
 
-def _storages_in(kind: type[nn.Module]) -> frozenset[int]:
-    """Return the keys of the storages of all parameters in modules of a kind."""
-    found = (parameter for module in alive_of(kind) for parameter in module.parameters())
-    return frozenset(map(storage_key, storages_of(found)))
-
-
 def _references(touched: Touched, key: int) -> int:
     return sys.getrefcount(touched[key][0])
 
@@ -717,6 +575,10 @@ def _compiling() -> None:
 
 
 def _nothing() -> None: ...
+
+
+def _always() -> bool:
+    return True
 
 
 def _no_limit() -> int:

@@ -66,6 +66,12 @@ def writes(op: Any) -> bool:
     return any(each.alias_info is not None and each.alias_info.is_write for each in schema_of(op).arguments)
 
 
+@cache
+def is_torchs_own(op: Any) -> bool:
+    """Tell whether an operator is one of torch's own, which say truly what they write to."""
+    return str(schema_of(op).name).startswith("aten::")
+
+
 def put_on_host(parameters: Iterable[nn.Parameter | None], memory: torch.UntypedStorage, first: int = 0) -> None:
     """Give parameters this memory in RAM, which has bytes of the storage that they share, from the `first` one on."""
     for parameter in (each for each in parameters if each is not None):

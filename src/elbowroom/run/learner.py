@@ -382,7 +382,7 @@ class Learner:
                 self._unmet[key] = trace
             return None
         if first and self.parameters and keeping_bytes(held, self.machine) > self.budget_bytes:
-            return None  # the first step counts no uses of parameters, the next one does
+            return None  # without an optimizer the first step counts no uses of parameters, the next one does
         trace = self.layers.offered(held)
 
         def apply(found: Callable[[], Answer]) -> StepKind | None:

@@ -100,6 +100,7 @@ class TrainingRun(RunFigures, Director, Conductor):
         self._hooks = Hooks(executor, self, min_size_bytes)
         self._states = OptimizerStates(executor, self, min_size_bytes, self._optimizer_begins)
         self._states.parameters.budget_bytes = lambda: learner.budget_bytes
+        self._states.parameters.in_optimizer = lambda: self._in_optimizer
         self._following = Following(executor, self._recomputes, self._states.entry_of)
         self._limit = AllocatorLimit(executor.residence, self._surprises)
         self._room = MakingRoom(executor, self._states, self._limit, learner)
@@ -465,7 +466,7 @@ class TrainingRun(RunFigures, Director, Conductor):
     def _await_updates(self, root: torch.nn.Module | None) -> None:
         """Look at each forward for the end of the step, unless optimizers step as usual."""
         self._hooks.read = False
-        if self._updates.active and self._states.parameters.are_away and alive_of(torch.optim.Optimizer):
+        if self._updates.active and self._learner.parameters and alive_of(torch.optim.Optimizer):
             self._updates.active = False  # a look at parameters would bring them all back: an optimizer will step
         if self._updates.active:
             self._updates.begin(root, self.device)
@@ -489,6 +490,8 @@ class TrainingRun(RunFigures, Director, Conductor):
         if known is None:
             if self._learner.in_parts and not self._learner.spare_bytes:
                 self._states_leave()  # the step before may have kept them
+            if self._learner.parameters and not self._updates.active:
+                self._parameters_leave()
             residence.empty()
             return
         is_new, known.begun = not known.begun, True
@@ -496,6 +499,8 @@ class TrainingRun(RunFigures, Director, Conductor):
         self._begins_plan = begins and known.moves
         if known.in_parts and self._begins_plan:
             self._states_leave()  # its plan has those of other optimizers away, and its own side by side
+        if known.schedule.uses and self._begins_plan:
+            self._parameters_leave()  # those that are there come side by side too
         if begins:
             residence.empty()
         else:
@@ -509,6 +514,11 @@ class TrainingRun(RunFigures, Director, Conductor):
         """Let all states leave, unless an optimizer is in its step, and so has them: its closure begins steps too."""
         if not self._in_optimizer:
             self._states.leave_now()
+
+    def _parameters_leave(self) -> None:
+        """Let all parameters leave, unless an optimizer is in its step."""
+        if not self._in_optimizer:
+            self._states.parameters.leave_now()
 
     def _moving(self, moving: bool) -> None:
         """Say whether storages leave in this step. If so, freed memory must go back to the system."""

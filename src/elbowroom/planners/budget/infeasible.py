@@ -47,13 +47,14 @@ def infeasible(problem: Problem, planner: str, swapped: Ints | None, moves: Move
     least_moves = moves_on_demand(step, n) if moves is None else moves
     needed = need(step, least_moves)
     least, point = int(needed.max()), peak_point(step, needed)
-    held = _held(*problem.whole(least_moves), point)
+    whole, all_moves = problem.whole(least_moves)
+    held = _held(whole, all_moves, point)
     largest = sorted(held, key=lambda storage: (-step.trace.storages[storage].size_bytes, storage))[:LARGEST]
     at = step.op_at(point)
     op = step.trace.ops[at]
     lines = [
         f"budget: given {format_exact_bytes(problem.budget_bytes)}.",
-        f"The least that {planner!r} can meet is {format_exact_bytes(least)}{_of_everything(step, least)}.",
+        f"The least that {planner!r} can meet is {format_exact_bytes(least)}{_of_everything(whole, least)}.",
         f"The most is then held in {op.module or 'no module'}{_at(step.trace, at)} ({op.phase}, {op.name}):",
         *(f"  {_named(step.trace, storage)}" for storage in largest),
         *_others(step, held, largest),
