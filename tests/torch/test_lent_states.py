@@ -26,6 +26,8 @@ class Entry:
 class Moves:
     """Stands in for the executor. `to` is the lent memory that each storage left to."""
 
+    is_left_behind = False
+
     def __init__(self) -> None:
         self.to: list[torch.UntypedStorage | None] = []
 

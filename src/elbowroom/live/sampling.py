@@ -25,7 +25,7 @@ KEPT = 900
 """Looks that are kept: a quarter of an hour."""
 
 
-class Point(NamedTuple):
+class LivePoint(NamedTuple):
     """One look, for a curve. Seconds since the first look, bytes and nanoseconds."""
 
     at_s: float
@@ -114,7 +114,7 @@ class Sampler:
         self._seen: object = None
         self._totals = Totals()
         self._steps = 0
-        self.points: deque[Point] = deque(maxlen=KEPT)
+        self.points: deque[LivePoint] = deque(maxlen=KEPT)
         self.figures = self._figures_of(look())
         self._done = threading.Event()
         self._thread = threading.Thread(target=self._sample, name="elbowroom-live", daemon=True)
@@ -149,7 +149,7 @@ class Sampler:
         last: Any = now.recent[-1] if now.recent else None
         at_s = time.monotonic() - self._began_s
         self.points.append(
-            Point(
+            LivePoint(
                 at_s=at_s,
                 device_bytes=now.device_bytes,
                 resident_bytes=now.resident_bytes,

@@ -68,6 +68,8 @@ from elbowroom.step.schedule import Action
 from elbowroom.torch_compat.core import in_backward, keywords_of_call, never_compiled
 from elbowroom.units import format_bytes
 
+COLLECTS_EACH = 20
+"""Least time between two collections of garbage, as a multiple of what the last one took."""
 LOOKS = 64
 """A step without a plan looks at what it holds each time that 1/LOOKS of its budget was saved or read."""
 
@@ -114,6 +116,7 @@ class TrainingRun(RunFigures, Director, Conductor):
         self.beforehand: Child | None = None
         self._levels: Levels | None = None
         self._roots: dict[int, weakref.ref[torch.nn.Module]] = {}
+        self._collects_ns = 0
         self._refuses = False
         self.ends_process = False
         self.peers = Peers()
@@ -403,10 +406,12 @@ class TrainingRun(RunFigures, Director, Conductor):
 
     def _meet(self, root: torch.nn.Module) -> None:
         """Collect garbage before the first step of a model: an optimizer of before is in a cycle, with its states."""
-        met = self._roots.get(id(root))
-        if met is None or met() is not root:
-            self._roots[id(root)] = weakref.ref(root)
+        met, now_ns = self._roots.get(id(root)), time.perf_counter_ns()
+        if (met is None or met() is not root) and now_ns >= self._collects_ns:
             gc.collect()
+            after_ns = time.perf_counter_ns()
+            self._collects_ns = after_ns + COLLECTS_EACH * (after_ns - now_ns)  # each step may have a new model
+        self._roots[id(root)] = weakref.ref(root)
 
     def _begin_states(self) -> None:
         """Begin a step for what outlives it."""

@@ -1,8 +1,8 @@
 """Tier of a process that was forked from the training: what is away there never comes back here.
 
 Note: [Forked]
-A forked process, such as a worker that reads data, has the objects of its parent at their addresses. It has none of the
-threads that copy. The spill file is its parent's too, which goes on to write to it. A CUDA device cannot be used at
+A forked process, such as a worker that reads data, has the objects of its parent at their addresses. It has no thread
+that copies. The spill file is its parent's too, which goes on to write to it. A CUDA device cannot be used at
 all. So a run does nothing in a forked process: no step begins, nothing moves. What was on the device at the fork can
 be used. What was away cannot, and using it is an error that says so.
 """
