@@ -113,7 +113,7 @@ class Kinds:
                 "held": kind.measured_peak_allocated_bytes,
             }
             said = ", ".join(f"{what} {format_bytes(size)}" for what, size in figures.items() if size)
-            yield f"  {kind.steps} steps of {kind.inputs}: {said or 'no plan'}"
+            yield f"  {kind.steps} step{'s' if kind.steps != 1 else ''} of {kind.inputs}: {said or 'no plan'}"
         if len(kinds) > SHOWN:
             yield f"  and {len(kinds) - SHOWN} smaller kinds of steps"
 
