@@ -83,7 +83,7 @@ def refused_at(budget_bytes: int, setup: Setup = waves) -> int:
 
 def test_the_least_budget_that_is_named_counts_what_goes_between_two_ticks() -> None:
     # when
-    named = refused_at(needs(waves)[0] - 2 * TENSOR_BYTES - 2 * MIN_SIZE_BYTES)
+    named = refused_at(needs(waves)[0] // 2)  # far less: a plan in force may hold 1 % more than its budget
     # then it is lower than that of an observed step, and can be met
     assert named <= needs(waves)[0] - TENSOR_BYTES
     outcome, room = train_within(waves, budget=named)
