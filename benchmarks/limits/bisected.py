@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import ctypes
 import json
-import os
 import sys
 from collections.abc import Callable
 from contextlib import AbstractContextManager, nullcontext, suppress
@@ -19,6 +18,7 @@ from typing import Any
 import torch
 
 from benchmarks.gpu_peers import Absent, around_steps, with_models
+from benchmarks.limits.trials import in_child
 from benchmarks.limits.workloads import made
 
 OF_MODELS = "checkpoint on blocks"
@@ -61,31 +61,22 @@ def tried(spec: dict[str, Any], capacity_bytes: int) -> dict[str, int] | None:
 
 
 def alone(spec: dict[str, Any], capacity_bytes: int) -> dict[str, int] | None:
-    """A trial in a process of its own: a training that fails leaves things behind.
+    """A trial in a process of its own.
 
     Raises:
         Absent: the peer cannot run.
         RuntimeError: something else than memory failed.
     """
-    reading, writing = os.pipe()
-    child = os.fork()
-    if child == 0:
+
+    def work() -> dict[str, Any]:
         try:
-            said: dict[str, Any] = {"peaks": tried(spec, capacity_bytes)}
+            return {"peaks": tried(spec, capacity_bytes)}
         except Absent as problem:
-            said = {"absent": str(problem)}
-        except Exception as problem:  # noqa: BLE001 - the parent says it
-            said = {"error": f"{type(problem).__name__}: {problem}"}
-        os.write(writing, json.dumps(said).encode())
-        os._exit(0)
-    os.close(writing)
-    with os.fdopen(reading) as pipe:
-        found = json.loads(pipe.read() or '{"error": "the trial was killed"}')
-    os.waitpid(child, 0)
+            return {"absent": str(problem)}
+
+    found = in_child(work)
     if "absent" in found:
         raise Absent(found["absent"])
-    if "error" in found:
-        raise RuntimeError(found["error"])
     return found["peaks"]
 
 

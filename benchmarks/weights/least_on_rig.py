@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import ctypes
 import json
-import os
 import sys
 import warnings
 from collections.abc import Callable
@@ -18,6 +17,7 @@ from typing import Any
 import torch
 
 import elbowroom as er
+from benchmarks.limits.trials import in_child
 from benchmarks.weights.ways import OURS, largest_modules, model_of, trained, versions
 
 PLENTY_BYTES = 40 << 30
@@ -77,22 +77,7 @@ def sizes(spec: dict[str, Any]) -> Peaks:
 
 def alone(work: Callable[[], Peaks | None]) -> Peaks | None:
     """Do it in a process of its own. Raises RuntimeError: it failed."""
-    reading, writing = os.pipe()
-    child = os.fork()
-    if child == 0:
-        try:
-            said: dict[str, Any] = {"peaks": work()}
-        except BaseException as problem:  # noqa: BLE001 - the parent says it
-            said = {"error": f"{type(problem).__name__}: {problem}"}
-        os.write(writing, json.dumps(said).encode())
-        os._exit(0)
-    os.close(writing)
-    with os.fdopen(reading) as pipe:
-        found = json.loads(pipe.read() or '{"error": "the trial was killed"}')
-    os.waitpid(child, 0)
-    if "error" in found:
-        raise RuntimeError(found["error"])
-    return found["peaks"]
+    return in_child(lambda: {"peaks": work()})["peaks"]
 
 
 def least(spec: dict[str, Any]) -> dict[str, Any]:

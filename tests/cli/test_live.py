@@ -22,25 +22,18 @@ import pytest
 pytest.importorskip("torch", reason="elbowroom run runs torch scripts")
 
 from tests.cli.answers import answered
+from tests.cli.processes import environment, layers, python
 from tests.core.small_terminal import SmallTerminal
 
 pytestmark = pytest.mark.long
 
-SOURCES = Path(__file__).parents[2] / "src"
 ROWS, COLUMNS = 20, 100
 
-# 8 linear layers of 256 x 256 on 1024 rows: each saves an output of 1 MiB. After the fifth of ten steps the script
-# waits until the test has looked, so that nothing depends on time.
-SCRIPT = """
-import os, sys, time
-import torch
-
-torch.manual_seed(0)
-torch.set_num_threads(1)
-layers = [torch.nn.Sequential(torch.nn.Linear(256, 256), torch.nn.Tanh()) for _ in range(8)]
-model = torch.nn.Sequential(*layers)
-optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
-data = torch.randn(1024, 256)
+# Each layer saves an output of 1 MiB. After the fifth of ten steps the script waits until the test has looked, so that
+# nothing depends on time.
+SCRIPT = (
+    layers(1024)
+    + """
 for n in range(10):
     optimizer.zero_grad()
     loss = model(data).square().mean()
@@ -55,6 +48,7 @@ for n in range(10):
 print()
 print("weights", model[0][0].weight.sum().item().hex())
 """
+)
 OPTIONS = ("-m", "elbowroom", "run", "--budget", "14MiB", "--min-size", "512KiB", "--no-check")
 
 
@@ -64,15 +58,12 @@ def folder(tmp_path: Path) -> Path:
     return tmp_path
 
 
-def environment(folder: Path) -> dict[str, str]:
-    known = {name: value for name, value in os.environ.items() if not name.startswith("ELBOWROOM_")}
-    own = {"ELBOWROOM_KEEPS_PLANS": "0", "ELBOWROOM_CACHE_DIR": str(folder / "cache"), "TERM": "xterm"}
-    return {**known, **own, "PYTHONPATH": str(SOURCES), "OMP_WAIT_POLICY": "PASSIVE"}
+def own(folder: Path) -> dict[str, str]:
+    return {"ELBOWROOM_CACHE_DIR": str(folder / "cache"), "TERM": "xterm"}
 
 
-def python(folder: Path, *words: str) -> subprocess.CompletedProcess[str]:
-    command = [sys.executable, *words]
-    return subprocess.run(command, capture_output=True, text=True, check=False, env=environment(folder), cwd=folder)
+def ran(folder: Path, *words: str) -> subprocess.CompletedProcess[str]:
+    return python(folder, *words, **own(folder))
 
 
 class Shown:
@@ -83,7 +74,7 @@ class Shown:
         fcntl.ioctl(theirs, termios.TIOCSWINSZ, struct.pack("HHHH", ROWS, COLUMNS, 0, 0))
         command = [sys.executable, *words]
         self.process = subprocess.Popen(
-            command, stdin=theirs, stdout=theirs, stderr=theirs, env=environment(folder), cwd=folder
+            command, stdin=theirs, stdout=theirs, stderr=theirs, env=environment(**own(folder)), cwd=folder
         )
         os.close(theirs)
         self.screen = SmallTerminal(COLUMNS, ROWS)
@@ -135,7 +126,7 @@ def shown(folder: Path) -> Iterator[list[Shown]]:
 
 
 def test_prints_come_as_without_it_and_the_lines_are_below_them(folder: Path, shown: list[Shown]) -> None:
-    plain = python(folder, "train.py", "print", "run")
+    plain = ran(folder, "train.py", "print", "run")
     shown.append(run := Shown(folder, *OPTIONS, "--live", "train.py", "print", "wait"))
 
     lines = run.waits_for(r"elbowroom: 5 steps ended \| .* back|elbowroom: in step 5 for .* back")
@@ -170,9 +161,9 @@ def test_a_progress_bar_stays_in_one_line(folder: Path, shown: list[Shown]) -> N
 
 
 def test_without_a_terminal_it_says_so_and_the_numbers_are_the_same(folder: Path) -> None:
-    plain = python(folder, "train.py", "print", "run")
+    plain = ran(folder, "train.py", "print", "run")
 
-    inside = python(folder, *OPTIONS, "--live", "train.py", "print", "run")
+    inside = ran(folder, *OPTIONS, "--live", "train.py", "print", "run")
 
     assert (inside.returncode, inside.stdout) == (0, plain.stdout)
     assert inside.stderr.startswith("elbowroom: --live: standard error and output are no terminal that can show lines")
@@ -190,9 +181,9 @@ def test_the_page_and_watch_show_the_run_until_it_ends(folder: Path, shown: list
     figures = json.loads(urllib.request.urlopen(f"{base}figures?{query}").read())
     while figures["steps"] < 4:
         figures = json.loads(urllib.request.urlopen(f"{base}figures?{query}").read())
-    watched = python(folder, "-m", "elbowroom", "watch")
-    in_json = answered(python(folder, "-m", "elbowroom", "watch", "--json").stdout, "watch")
-    listed = python(folder, "-m", "elbowroom", "watch", "--list")
+    watched = ran(folder, "-m", "elbowroom", "watch")
+    in_json = answered(ran(folder, "-m", "elbowroom", "watch", "--json").stdout, "watch")
+    listed = ran(folder, "-m", "elbowroom", "watch", "--list")
     with pytest.raises(urllib.error.HTTPError, match="403"):
         urllib.request.urlopen(base)
     modes = [path.stat().st_mode & 0o777 for path in (folder / "cache" / "running").iterdir()]
@@ -210,7 +201,7 @@ def test_the_page_and_watch_show_the_run_until_it_ends(folder: Path, shown: list
     assert not list((folder / "cache" / "running").iterdir())
     with pytest.raises(urllib.error.URLError):
         urllib.request.urlopen(address)
-    assert "no run of yours goes on" in python(folder, "-m", "elbowroom", "watch").stdout
+    assert "no run of yours goes on" in ran(folder, "-m", "elbowroom", "watch").stdout
 
 
 def test_a_run_that_is_ended_from_outside_gives_the_terminal_back(folder: Path, shown: list[Shown]) -> None:
@@ -224,7 +215,7 @@ def test_a_run_that_is_ended_from_outside_gives_the_terminal_back(folder: Path, 
     assert (run.screen.top, run.screen.bottom) == (0, ROWS - 1)
     assert not any(line.startswith(("cpu [", "plan: ")) for line in run.screen.written)
     # its file is cleared away as the runs are listed
-    assert "no run of yours goes on" in python(folder, "-m", "elbowroom", "watch").stdout
+    assert "no run of yours goes on" in ran(folder, "-m", "elbowroom", "watch").stdout
     assert not list((folder / "cache" / "running").iterdir())
 
 
@@ -242,14 +233,14 @@ def test_a_fork_of_the_scripts_ends_without_the_lines(folder: Path, shown: list[
 
 
 def test_a_port_that_is_no_port_is_refused_before_the_script_starts(folder: Path) -> None:
-    found = python(folder, *OPTIONS, "--live-port", "70000", "train.py", "print", "run")
+    found = ran(folder, *OPTIONS, "--live-port", "70000", "train.py", "print", "run")
 
     assert (found.returncode, found.stdout) == (2, "")
     assert "--live-port: given 70000; allowed is a free port from 1024 to 65535" in found.stderr
 
 
 def test_a_process_that_is_no_run_is_refused(folder: Path) -> None:
-    found = python(folder, "-m", "elbowroom", "watch", "1")
+    found = ran(folder, "-m", "elbowroom", "watch", "1")
 
     assert found.returncode == 2
     assert "watch: given process 1; allowed are none: no run of yours with --live goes on here" in found.stderr

@@ -2,9 +2,6 @@
 
 from __future__ import annotations
 
-import os
-import subprocess
-import sys
 from pathlib import Path
 
 import pytest
@@ -12,22 +9,14 @@ import pytest
 pytest.importorskip("torch", reason="elbowroom run runs torch scripts")
 
 from tests.cli.answers import answered, checked
+from tests.cli.processes import layers, python
 
 pytestmark = pytest.mark.long
 
-SOURCES = Path(__file__).parents[2] / "src"
-
-# 8 linear layers of 256 x 256 on 4096 rows: each saves an output of 4 MiB.
-SCRIPT = """
-import sys
-import torch
-
-torch.manual_seed(0)
-torch.set_num_threads(1)
-layers = [torch.nn.Sequential(torch.nn.Linear(256, 256), torch.nn.Tanh()) for _ in range(8)]
-model = torch.nn.Sequential(*layers)
-optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
-data = torch.randn(4096, 256)
+# each layer saves an output of 4 MiB
+SCRIPT = (
+    layers(4096)
+    + """
 for _ in range(5):
     optimizer.zero_grad()
     loss = model(data).square().mean()
@@ -37,14 +26,7 @@ for _ in range(5):
 print(sys.argv[1:])
 sys.exit(int(sys.argv[1]) if len(sys.argv) > 1 else 0)
 """
-
-
-def python(folder: Path, *words: str) -> subprocess.CompletedProcess[str]:
-    environment = {**os.environ, "PYTHONPATH": str(SOURCES), "OMP_WAIT_POLICY": "PASSIVE"}
-    environment = {name: value for name, value in environment.items() if not name.startswith("ELBOWROOM_")}
-    environment["ELBOWROOM_KEEPS_PLANS"] = "0"
-    command = [sys.executable, *words]
-    return subprocess.run(command, capture_output=True, text=True, check=False, env=environment, cwd=folder)
+)
 
 
 @pytest.fixture

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import os
 import subprocess
-import sys
 from pathlib import Path
 
 import pytest
@@ -12,8 +11,7 @@ import pytest
 pytest.importorskip("torch", reason="elbowroom run runs torch scripts")
 
 from elbowroom.cli.run_verb import HELD_MORE
-
-SOURCES = Path(__file__).parents[2] / "src"
+from tests.cli.processes import python
 
 pytestmark = pytest.mark.skipif(not hasattr(os, "fork"), reason="processes cannot be forked here")
 
@@ -57,31 +55,37 @@ print("ended", [child.exitcode for child in children])
 """
 
 # a transform of torchvision is a module, which a worker calls where gradients are enabled
-OF_WORKERS = """
-class Scaled(nn.Module):
+ROWS = """
+class Scaled(torch.nn.Module):
     def forward(self, x):
         return x * 0.5
 
 
 class Rows(torch.utils.data.Dataset):
-    def __init__(self):
-        self.transform = Scaled()
+    def __init__(self, rows, columns):
+        self.rows, self.columns, self.transform = rows, columns, Scaled()
 
     def __len__(self):
-        return 6 * 2048
+        return self.rows
 
     def __getitem__(self, index):
-        return self.transform(torch.full((256,), index / 2048))
+        return self.transform(torch.full((self.columns,), index / self.rows))
 
 
+"""
+
+OF_WORKERS = (
+    ROWS
+    + """
 def batches():
     for _ in range(2):
-        yield from torch.utils.data.DataLoader(Rows(), 2048, num_workers=2, multiprocessing_context="fork")
+        yield from torch.utils.data.DataLoader(Rows(6 * 2048, 256), 2048, num_workers=2, multiprocessing_context="fork")
 
 
 source = batches()
 print("weights", digest(trained(12, 1, lambda: next(source))[0]))
 """
+)
 
 OF_STATES = """
 model, optimizer = trained(6, 1)
@@ -99,11 +103,7 @@ print("sums", sum(float(state["exp_avg"].sum()) for state in optimizer.state.val
 
 def ran(folder: Path, script: str, *words: str) -> subprocess.CompletedProcess[str]:
     (folder / "train.py").write_text(NET + script)
-    environment = {**os.environ, "PYTHONPATH": str(SOURCES), "OMP_NUM_THREADS": "1", "ELBOWROOM_KEEPS_PLANS": "0"}
-    command = [sys.executable, *words, "train.py"]
-    return subprocess.run(
-        command, capture_output=True, text=True, check=False, env=environment, cwd=folder, timeout=200
-    )
+    return python(folder, *words, "train.py", OMP_NUM_THREADS="1")
 
 
 def within(folder: Path, script: str, budget: str = "15MiB") -> subprocess.CompletedProcess[str]:

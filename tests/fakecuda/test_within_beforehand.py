@@ -12,6 +12,7 @@ import torch
 
 import elbowroom as er
 from elbowroom.planners.budget.floor import floor_bytes
+from tests.cli.test_run_forked import ROWS
 from tests.fakecuda import FIXED
 from tests.fakecuda.test_within_peaks import on_the_rig, rig
 from tests.fakecuda.within_models import MODELS
@@ -255,31 +256,14 @@ def test_an_evaluation_that_finds_no_memory_before_the_first_step_names_what_tra
     assert "A capture of the script without its numbers says that its steps need a budget of" in refused.stderr
 
 
-OF_WORKERS = """
+OF_WORKERS = f"""
 import torch
 from torch import nn
-
-
-class Scaled(nn.Module):
-    def forward(self, x):
-        return x * 0.5
-
-
-class Rows(torch.utils.data.Dataset):
-    def __init__(self):
-        self.transform = Scaled()
-
-    def __len__(self):
-        return 3 * 4096
-
-    def __getitem__(self, index):
-        return self.transform(torch.zeros(1024))
-
-
+{ROWS}
 model = nn.Sequential(*[nn.Sequential(nn.Linear(1024, 1024), nn.GELU()) for _ in range(6)]).cuda()
 optimizer = torch.optim.AdamW(model.parameters())
 for epoch in range(3):
-    for rows in torch.utils.data.DataLoader(Rows(), 4096, num_workers=2):
+    for rows in torch.utils.data.DataLoader(Rows(3 * 4096, 1024), 4096, num_workers=2):
         loss = model(rows.cuda()).square().mean()
         optimizer.zero_grad()
         loss.backward()

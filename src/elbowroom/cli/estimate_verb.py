@@ -94,11 +94,7 @@ def _check(script: scripts.Script, cases: Sequence[Case], arguments: argparse.Na
             raise UsageError(
                 f"--{name}: given with {len(cases)} GPUs or ranks; allowed is one: each has its own trace; name one"
             )
-    if arguments.report:  # before the capture, which takes minutes
-        from elbowroom.report import ENDINGS
-
-        if not arguments.report.endswith(ENDINGS):
-            raise UsageError(f"--report: given {arguments.report!r}; allowed are names ending in {', '.join(ENDINGS)}")
+    output.check_report(arguments.report)
     ranks.refuse_trace(script.path, cases[0][1])
 
 

@@ -11,7 +11,7 @@ from dataclasses import fields, is_dataclass
 from typing import TYPE_CHECKING, Any, NamedTuple, cast
 
 from elbowroom.cli.answer_types import SCHEMAS
-from elbowroom.errors import FormatError
+from elbowroom.errors import FormatError, UsageError
 
 if TYPE_CHECKING:
     from rich.console import Console
@@ -52,6 +52,18 @@ def write_answer(answer: object, place: str | int) -> None:
         raise
     except OSError as problem:
         raise FormatError(f"{place}: cannot be written: {problem.strerror}; name another path") from problem
+
+
+def check_report(path: str | None) -> None:
+    """Refuse the name of a report that has no such form, before any work.
+
+    Raises:
+        UsageError: no report has its ending.
+    """
+    from elbowroom.report import ENDINGS
+
+    if path and not path.endswith(ENDINGS):
+        raise UsageError(f"--report: given {path!r}; allowed are names ending in {', '.join(ENDINGS)}; rename it")
 
 
 def as_object(answer: object) -> dict[str, object]:

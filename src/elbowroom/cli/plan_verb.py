@@ -98,12 +98,10 @@ def execute(arguments: argparse.Namespace) -> int:
 def _check(arguments: argparse.Namespace) -> None:
     """Raise before the capture for errors that would come after minutes of it."""
     from elbowroom.planners import PLANNERS
-    from elbowroom.report import ENDINGS
 
     if arguments.planner and arguments.planner not in PLANNERS:
         raise UsageError(f"--planner: given {arguments.planner!r}; allowed is one of {', '.join(PLANNERS)}")
-    if arguments.report and not arguments.report.endswith(ENDINGS):
-        raise UsageError(f"--report: given {arguments.report!r}; allowed are names ending in {', '.join(ENDINGS)}")
+    output.check_report(arguments.report)
     if arguments.pareto and not arguments.pareto.endswith(CURVES):
         raise UsageError(f"--pareto: given {arguments.pareto!r}; allowed are names ending in {', '.join(CURVES)}")
 

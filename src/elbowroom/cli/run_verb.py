@@ -10,7 +10,7 @@ import time
 from collections.abc import Callable, Sequence
 from contextlib import AbstractContextManager, nullcontext
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, NoReturn
+from typing import TYPE_CHECKING, Any
 
 from elbowroom.cli import choosing, failures, launch, merged_figures, output, started
 from elbowroom.cli.answer_types import RunAnswer
@@ -93,8 +93,7 @@ def execute(arguments: argparse.Namespace) -> int:
     settings = settings_of({name: getattr(arguments, name) for name in DEFAULTS})
     started.refuse(arguments.command, _options_of(arguments), is_module=arguments.is_module)
     command = launch.Command.of(arguments.command, is_module=arguments.is_module)
-    if arguments.report and not arguments.report.endswith(ENDINGS):
-        raise UsageError(f"--report: given {arguments.report!r}; allowed are names ending in {', '.join(ENDINGS)}")
+    output.check_report(arguments.report)
     shared = [name for name in (arguments.report, arguments.json) if isinstance(name, str)]
     asked, begun_s, process = arguments.json, time.time(), os.getpid()
     _own_files(arguments)
@@ -109,8 +108,7 @@ def execute(arguments: argparse.Namespace) -> int:
             launch.execute(command, outcome)
     children.close()
     code = outcome.exit_code()
-    if os.getpid() != process:  # the script forked this one: the summary is its parent's
-        _leave(code)
+    _leave_fork(process, code)
     if outcome.error is not None:
         failures.write_error(outcome.error, code, arguments)
     ended_early = outcome.error is not None or code == failures.INTERRUPTED
@@ -130,8 +128,13 @@ def execute(arguments: argparse.Namespace) -> int:
     return code
 
 
-def _leave(code: int) -> NoReturn:
-    """End a forked process past the libraries: torch's profiler would wait there for a thread of its parent."""
+def _leave_fork(process: int, code: int) -> None:
+    """End a process that the script has forked from this one: the summary is its parent's.
+
+    It ends past the libraries: torch's profiler would wait there for a thread of its parent.
+    """
+    if os.getpid() == process:
+        return
     atexit._run_exitfuncs()  # noqa: SLF001  # pyright: ignore[reportPrivateUsage]
     sys.stdout.flush()
     sys.stderr.flush()

@@ -85,6 +85,11 @@ class Executor:
         """Whether this process was forked from the training's, so that nothing moves here."""
         return isinstance(self.tier, LeftBehind)
 
+    def leave_behind(self) -> None:
+        """Move nothing from now on, in a process that was forked: Note: [Forked] in tiers/left_behind.py."""
+        self.tier, self._lock = LeftBehind(self.tier.name), threading.Lock()
+        self.make_room = no_room
+
     # Saving
 
     def find(self, storage: torch.UntypedStorage) -> Entry | None:
@@ -512,11 +517,6 @@ class Executor:
         entry.device = entry.remake = None
         if self.observer.dropped:
             self.observer.dropped(entry)
-
-    def leave_behind(self) -> None:
-        """Move nothing from now on, in a process that was forked: Note: [Forked] in tiers/left_behind.py."""
-        self.tier, self._lock = LeftBehind(self.tier.name), threading.Lock()
-        self.make_room = no_room
 
     def _wait(self, entry: Entry, transfer: Transfer) -> None:
         if isinstance(self.tier, LeftBehind) and not transfer.done():  # no thread of it is here

@@ -11,7 +11,7 @@ import threading
 import time
 from collections import deque
 from collections.abc import Callable
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, fields
 from typing import TYPE_CHECKING, Any, NamedTuple, final
 
 from elbowroom.notices import LOGGER
@@ -37,17 +37,6 @@ class LivePoint(NamedTuple):
     stall_ns: int
 
 
-@dataclass(slots=True)
-class Totals:
-    """Sums over the steps whose figures were seen."""
-
-    stall_ns: int = 0
-    swapped_out_bytes: int = 0
-    swapped_back_bytes: int = 0
-    recomputed_bytes: int = 0
-    mismatches: int = 0
-
-
 @dataclass(frozen=True, slots=True, kw_only=True)
 class LiveFigures:
     """All that is shown of a run.
@@ -68,23 +57,12 @@ class LiveFigures:
 
     def as_json(self) -> dict[str, Any]:
         """Return these figures as an object of JSON."""
-        now = self.now
+        now = {each.name: getattr(self.now, each.name) for each in fields(self.now) if each.name != "recent"}
         return {
             "script": self.script,
             "running_s": self.running_s,
-            "device": now.device,
-            "steps": now.steps,
-            "in_step_ns": now.in_step_ns,
-            "mode": now.mode,
-            "plan": now.plan,
-            "budget_bytes": now.budget_bytes,
-            "planned_peak_bytes": now.planned_peak_bytes,
-            "device_bytes": now.device_bytes,
-            "resident_bytes": now.resident_bytes,
-            "lower_bytes": dict(now.lower_bytes),
-            "pinned_bytes": now.pinned_bytes,
-            "stall_ns": now.stall_ns,
-            "last_step_ns": now.last_step_ns,
+            **now,
+            "lower_bytes": dict(self.now.lower_bytes),
             "last": self.last,
             "totals": self.totals,
         }
@@ -112,7 +90,7 @@ class Sampler:
         self._look, self._script, self._shown = look, script, shown
         self._began_s = time.monotonic()
         self._seen: object = None
-        self._totals = Totals()
+        self._totals = dict.fromkeys(OF_STEP, 0)
         self._steps = 0
         self.points: deque[LivePoint] = deque(maxlen=KEPT)
         self.figures = self._figures_of(look())
@@ -164,7 +142,7 @@ class Sampler:
             running_s=at_s,
             now=now,
             last={name: getattr(last, name) for name in OF_STEP} if last is not None else {},
-            totals={"steps": self._steps, **{name: getattr(self._totals, name) for name in OF_STEP}},
+            totals={"steps": self._steps, **self._totals},
         )
 
     def _count(self, now: RunNow) -> None:
@@ -176,6 +154,6 @@ class Sampler:
             new.append(step)
         for step in new:
             for name in OF_STEP:
-                setattr(self._totals, name, getattr(self._totals, name) + getattr(step, name))
+                self._totals[name] += getattr(step, name)
         if new:
             self._seen = new[0]

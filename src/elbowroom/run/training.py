@@ -303,6 +303,7 @@ class TrainingRun(RunFigures, Director, Conductor):
             self._evaluation_begins()
         if not self._running and torch.is_grad_enabled():
             keywords = keywords_of_call()
+            self._meet(module)
             self._begin_step(module, signature(module, args, keywords), details(args, keywords))
 
     def _evaluation_begins(self) -> None:
@@ -362,8 +363,6 @@ class TrainingRun(RunFigures, Director, Conductor):
         return known
 
     def _begin_step(self, root: torch.nn.Module | None, key: Hashable, details: Hashable = None) -> None:
-        if root is not None:
-            self._meet(root)
         known = self._expected_beside_peers(key)
         self._room.retries.turn(on=False)  # the run's own work before the step needs none
         self._states.parameters.step_comes()
