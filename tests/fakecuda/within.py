@@ -50,6 +50,19 @@ def _planned_bytes(run: TrainingRun) -> int:
     return 0 if schedule is None else sum(schedule.saved[n][0] for n in schedule.swapped if n < len(schedule.saved))
 
 
+def planned(room: er.Room, line: er.Timeline) -> Figures:
+    """What the plan of a room moves."""
+    assert room.plan is not None
+    assert room.trace is not None
+    tiers = Counter(swap.tier for swap in room.plan.swaps)
+    saves = {save.storage for save in room.trace.saves}
+    states = [swap.storage for swap in room.plan.swaps if swap.storage not in saves]
+    return {
+        "plan": {"swaps": len(room.plan.swaps), "bytes": line.swapped_out_bytes, **tiers, "states": len(states)},
+        "algorithms": Counter(algorithm.choice for algorithm in room.plan.algorithms),
+    }
+
+
 def within(
     step: Callable[[], Any],
     budget: str | int | None,
@@ -57,7 +70,7 @@ def within(
     between: Callable[[], None] = lambda: None,
     **options: Any,
 ) -> Figures:
-    """What each step did and what is left in the end; something may be done after each step."""
+    """What each step did, what its plan says if it has one, and what is left; something may be done after each step."""
     found: Figures = {"steps": [], "budget_bytes": 0}
     with er.within(budget, **options) as room:
         for _ in range(steps):
@@ -78,24 +91,19 @@ def within(
                     "planned": _planned_bytes(run_of(room)),
                 }
             )
-        line = room.simulated
-        assert line is not None
-        assert room.plan is not None
-        assert room.trace is not None
         found["budget_bytes"] = run_of(room).budget_bytes
-        tiers = Counter(swap.tier for swap in room.plan.swaps)
-        saves = {save.storage for save in room.trace.saves}
-        states = [swap.storage for swap in room.plan.swaps if swap.storage not in saves]
         found["recomputed"] = [step.recomputed_bytes for step in room.steps]
-        found["plan"] = {"swaps": len(room.plan.swaps), "bytes": line.swapped_out_bytes, **tiers, "states": len(states)}
-        found["algorithms"] = Counter(algorithm.choice for algorithm in room.plan.algorithms)
         found["links"] = [[link.out_bytes_per_s, link.back_bytes_per_s] for link in room.machine.links]
-    # Two optimizers make a step two kinds of ours, whose second one ends with the room.
-    lines = [line, room.simulated or line]
-    found["simulated"] = {
-        "allocated": max(each.peak_allocated_bytes for each in lines),
-        "reserved": max(each.peak_reserved_bytes for each in lines),
-    }
+        line = room.simulated
+        if line is not None:
+            found |= planned(room, line)
+    if line is not None:
+        # Two optimizers make a step two kinds of ours, whose second one ends with the room.
+        lines = [line, room.simulated or line]
+        found["simulated"] = {
+            "allocated": max(each.peak_allocated_bytes for each in lines),
+            "reserved": max(each.peak_reserved_bytes for each in lines),
+        }
     found["figures"] = [
         {"out": s.swapped_out_bytes, "back": s.swapped_back_bytes, "mismatches": s.mismatches} for s in room.steps
     ]

@@ -459,3 +459,23 @@ def test_other_shapes_come_after_steps_for_which_no_plan_is_made_any_more() -> N
     # then they are trained as ever
     assert [step.mode for step in room.steps][3:] == ["plan", "observe", "observe"]
     assert [loss.item() for loss in losses] == [loss.item() for loss in plain.losses[4:]]
+
+
+def test_steps_in_each_of_which_memory_runs_out_while_they_are_observed_go_on_without_a_plan() -> None:
+    # given steps whose records are void, as an op that found no memory ran twice
+    setup = batches([3000] * 6)
+    plain = train(setup, 6)
+    training = seeded(setup)
+    with within(tight_budget(setup)) as room:
+        run = run_of(room)
+
+        def spoil(*_: object) -> None:
+            run._void = run._recorder is not None
+
+        training.modules[0].register_forward_hook(spoil)
+        # when they go on
+        with pytest.warns(RuntimeWarning, match="memory ran out within .* in each observed step of Masked"):
+            losses = [training.step(number) for number in range(6)]
+    # then that is said, and no further step is recorded
+    assert [step.mode for step in room.steps] == ["observe"] * 3 + ["frugal"] * 3
+    assert [loss.item() for loss in losses] == [loss.item() for loss in plain.losses]

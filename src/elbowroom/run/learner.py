@@ -64,6 +64,8 @@ STAYS = 4
 MOST_ANEW = 2
 """Most times that a step is observed anew as recipes are refused. After that, what is refused is never dropped."""
 
+MOST_SHORT = 3
+"""Observed steps of one signature in which memory ran out, after which its steps go on without a plan."""
 SURE_SHARE = 0.8
 """Share of the budget: if a first step needs less, later ones surely fit too; else one more is recorded."""
 
@@ -128,6 +130,7 @@ class Learner:
         self._background = BackgroundPlanner(None if held_to is None else held_to.apart)
         self._unplanned: set[Hashable] = set()
         self._had_no_room: set[Hashable] = set()
+        self._ran_short = Counter[Hashable]()
         self._refusals = Refusals()
         self._reserved_more: dict[Hashable, int] = {}
         self._captured: StepKind | None = None
@@ -215,6 +218,7 @@ class Learner:
         self.met_kinds.start_anew()
         self._scaled.clear()
         self._had_no_room.clear()
+        self._ran_short.clear()
         self._frugal_bytes = 0
         return True
 
@@ -414,12 +418,19 @@ class Learner:
             self._goes_unplanned(key, what)
         self._had_no_room.add(key)
 
-    def _goes_unplanned(self, key: Hashable, why: str) -> None:
+    def ran_short(self, key: Hashable) -> None:
+        """Note that memory ran out in an observed step, so that nothing could be learnt from it."""
+        self._ran_short[key] += 1
+        if self._ran_short[key] >= MOST_SHORT and not self.is_unplanned(key):
+            self._goes_unplanned(key, "memory runs out in each step that is observed", is_planned=False)
+
+    def _goes_unplanned(self, key: Hashable, why: str, *, is_planned: bool = True) -> None:
         """Follow no plan in steps of this signature from now on: they can do with what the first one had."""
         if self._held_to is not None:
             self._held_to.is_short(why)
         else:
-            warn_unplanned(self._once, self.met_kinds.totals.of(key).inputs, self.budget_bytes)
+            inputs = self.met_kinds.totals.of(key).inputs
+            warn_unplanned(self._once, inputs, self.budget_bytes, is_planned=is_planned)
         self._unplanned.add(key)
         self.met_kinds.forget_all(key)
 

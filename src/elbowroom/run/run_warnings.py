@@ -41,14 +41,25 @@ STAYS = (
 OBSERVED_AGAIN = "the rest of the step is swapped whole, and the next such step is observed again"
 
 
-def warn_unplanned(once: Once, inputs: str, budget_bytes: int) -> None:
-    """Warn once per run that steps with these inputs follow no plan, as none is within the budget."""
+def warn_unplanned(once: Once, inputs: str, budget_bytes: int, *, is_planned: bool) -> None:
+    """Warn once per run that steps with these inputs follow no plan.
+
+    Args:
+        once: what was warned of.
+        inputs: the inputs of such a step.
+        budget_bytes: the budget.
+        is_planned: whether plans were made, and none is within the budget; if not, memory ran out in observed steps.
+    """
+    why = (
+        f"no plan that was simulated holds steps of {inputs} within {format_bytes(budget_bytes)}"
+        if is_planned
+        else f"memory ran out within {format_bytes(budget_bytes)} in each observed step of {inputs}, so it has no plan"
+    )
     warn_once(
         once,
         "unplanned",
-        f"elbowroom: no plan that was simulated holds steps of {inputs} within {format_bytes(budget_bytes)}, and steps "
-        "without one have held it so far: storages leave in each of them as early as they can, and come back where "
-        "they are read. A larger budget makes it faster",
+        f"elbowroom: {why}, and steps without one have held it so far: storages leave in each of them as early as they "
+        "can, and come back where they are read. A larger budget makes it faster",
     )
 
 

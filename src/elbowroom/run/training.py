@@ -659,6 +659,8 @@ class TrainingRun(RunFigures, Director, Conductor):
             raise
         if self._void:
             self._drop_recording()
+            if self._mode == "observe":
+                self._learner.ran_short(self._key)
             return None
         self._records_no_more()
         return self._learner.read(self._key, recorder)

@@ -68,6 +68,11 @@ class Chain:
         return self._over is not None
 
     @property
+    def is_within(self) -> bool:
+        """Whether its best choice is within the budget without waits for the driver."""
+        return self.best is not None and not self.best.is_driven
+
+    @property
     def rank(self) -> tuple[bool, float]:
         """Key of an order in which the best chain comes first."""
         return self.best is None, self._cost_ns(self.best or self._now)
@@ -77,7 +82,16 @@ class Chain:
         """Choices that were played: the best one within the budget, and the one that was nearest to it."""
         return [each for each in dict.fromkeys((self.best, self._nearest)) if each is not None]
 
-    def go_on(self, changes: int, first_ns: float, last_ns: float, random: Random, enough_ns: int) -> None:
+    def go_on(
+        self,
+        changes: int,
+        first_ns: float,
+        last_ns: float,
+        random: Random,
+        enough_ns: int,
+        *,
+        against_waits: bool = False,
+    ) -> None:
         """Make a number of changes, from the best choice on.
 
         Args:
@@ -86,13 +100,15 @@ class Chain:
             last_ns: the same at the end.
             random: random numbers.
             enough_ns: a step this fast ends it.
+            against_waits: look for a choice without waits for the driver, even if one with them is within the budget.
         """
         self._now = self.best or self._now
         for i in range(changes):
             if self.best is not None and self.best.step_ns <= enough_ns:
                 return
             # Bytes above the budget cost more and more, for as long as no choice was within it.
-            self._dearer = 1.0 if self.best else DEARER ** ((i + 1) / changes)
+            is_met = self.best is not None and (not against_waits or self.is_within)
+            self._dearer = 1.0 if is_met else DEARER ** ((i + 1) / changes)
             uphill_ns = first_ns * (last_ns / first_ns) ** (i / changes)
             weighed = self.scale.estimated(changed(self.scale, self._now, random))
             limit_ns = self._cost_ns(self._now) - uphill_ns * math.log(max(1e-12, random.random()))
@@ -237,13 +253,16 @@ def ease(step: LastStep, *, counts_reserved: bool) -> float:
     return min(1.0, factor)
 
 
-def annealed(chains: Sequence[Chain], enough_ns: int, effort: float = 1.0) -> list[Chain]:
+def annealed(
+    chains: Sequence[Chain], enough_ns: int, effort: float = 1.0, *, against_waits: bool = False
+) -> list[Chain]:
     """Let chains go on, in each round only the best ones. Returns all of them, the best first.
 
     Args:
         chains: the chains.
         enough_ns: a step this fast ends it.
         effort: factor on the number of changes.
+        against_waits: as for `Chain.go_on`.
     """
     random, left = Random(0), sorted(chains, key=_rank)
     for turn, (count, changes) in enumerate(ROUNDS):
@@ -252,7 +271,7 @@ def annealed(chains: Sequence[Chain], enough_ns: int, effort: float = 1.0) -> li
             factor = effort * ease(scale.step, counts_reserved=chain.counts_reserved)
             most = min(max(FEWEST_CHANGES, int(factor * changes)), CHANGES_EACH * len(scale.saves))
             first_ns, last_ns = (share * scale.step_ns for share in UPHILL[turn : turn + 2])
-            chain.go_on(most, first_ns, last_ns, random, enough_ns)
+            chain.go_on(most, first_ns, last_ns, random, enough_ns, against_waits=against_waits)
         left.sort(key=_rank)
     return left
 

@@ -106,7 +106,9 @@ class Search:
             if any(not (each.over_bytes or each.is_driven) for _, each in found):
                 break
         chains = annealed(first_chains(counted, over), enough_ns, effort * EFFORT_WITHIN)
-        return _ends(chains if _any_within(chains) else annealed(chains, enough_ns, effort * EFFORT_WITHIN))
+        if not any(each.is_within for each in chains):
+            chains = annealed(chains, enough_ns, effort * EFFORT_WITHIN, against_waits=True)
+        return [(of.scale, each) for of in chains for each in of.ends]
 
     def _starts(self, budget_bytes: int, *, few: bool = False) -> list[Start]:
         """Return the choices of the programs, estimated, and the best of them brought within the budget."""
@@ -188,14 +190,6 @@ def _counted(trials: Iterable[Start], over: Over) -> list[Start]:
 
 def _cost(start: Start) -> float:
     return start[1].cost_ns
-
-
-def _any_within(chains: Sequence[Chain]) -> bool:
-    return any(each.best for each in chains)
-
-
-def _ends(chains: Sequence[Chain]) -> list[Start]:
-    return [(of.scale, each) for of in chains for each in of.ends]
 
 
 def _best(chains: Sequence[Chain]) -> list[Found]:
