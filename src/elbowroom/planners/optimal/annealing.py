@@ -52,10 +52,13 @@ class Chain:
         scale: weighs them.
         first: the first one.
         over: counts reserved bytes; None if the budget counts allocated ones alone.
+        against_waits: a choice that waits for the driver does not meet the budget: bytes above it cost more and more.
     """
 
-    def __init__(self, scale: Scale, first: WeighedLeaving, over: Over | None = None) -> None:
-        self.scale, self._over = scale, over
+    def __init__(
+        self, scale: Scale, first: WeighedLeaving, over: Over | None = None, *, against_waits: bool = False
+    ) -> None:
+        self.scale, self._over, self._against_waits = scale, over, against_waits
         self.met: list[WeighedLeaving] = []
         self.best: WeighedLeaving | None = None
         self._nearest: WeighedLeaving | None = None
@@ -82,16 +85,7 @@ class Chain:
         """Choices that were played: the best one within the budget, and the one that was nearest to it."""
         return [each for each in dict.fromkeys((self.best, self._nearest)) if each is not None]
 
-    def go_on(
-        self,
-        changes: int,
-        first_ns: float,
-        last_ns: float,
-        random: Random,
-        enough_ns: int,
-        *,
-        against_waits: bool = False,
-    ) -> None:
+    def go_on(self, changes: int, first_ns: float, last_ns: float, random: Random, enough_ns: int) -> None:
         """Make a number of changes, from the best choice on.
 
         Args:
@@ -100,14 +94,13 @@ class Chain:
             last_ns: the same at the end.
             random: random numbers.
             enough_ns: a step this fast ends it.
-            against_waits: look for a choice without waits for the driver, even if one with them is within the budget.
         """
         self._now = self.best or self._now
         for i in range(changes):
             if self.best is not None and self.best.step_ns <= enough_ns:
                 return
             # Bytes above the budget cost more and more, for as long as no choice was within it.
-            is_met = self.best is not None and (not against_waits or self.is_within)
+            is_met = self.is_within if self._against_waits else self.best is not None
             self._dearer = 1.0 if is_met else DEARER ** ((i + 1) / changes)
             uphill_ns = first_ns * (last_ns / first_ns) ** (i / changes)
             weighed = self.scale.estimated(changed(self.scale, self._now, random))
@@ -253,16 +246,13 @@ def ease(step: LastStep, *, counts_reserved: bool) -> float:
     return min(1.0, factor)
 
 
-def annealed(
-    chains: Sequence[Chain], enough_ns: int, effort: float = 1.0, *, against_waits: bool = False
-) -> list[Chain]:
+def annealed(chains: Sequence[Chain], enough_ns: int, effort: float = 1.0) -> list[Chain]:
     """Let chains go on, in each round only the best ones. Returns all of them, the best first.
 
     Args:
         chains: the chains.
         enough_ns: a step this fast ends it.
         effort: factor on the number of changes.
-        against_waits: as for `Chain.go_on`.
     """
     random, left = Random(0), sorted(chains, key=_rank)
     for turn, (count, changes) in enumerate(ROUNDS):
@@ -271,7 +261,7 @@ def annealed(
             factor = effort * ease(scale.step, counts_reserved=chain.counts_reserved)
             most = min(max(FEWEST_CHANGES, int(factor * changes)), CHANGES_EACH * len(scale.saves))
             first_ns, last_ns = (share * scale.step_ns for share in UPHILL[turn : turn + 2])
-            chain.go_on(most, first_ns, last_ns, random, enough_ns, against_waits=against_waits)
+            chain.go_on(most, first_ns, last_ns, random, enough_ns)
         left.sort(key=_rank)
     return left
 
@@ -295,12 +285,15 @@ def _rank(chain: Chain) -> tuple[bool, float]:
     return chain.rank
 
 
-def first_chains(weighed: Iterable[tuple[Scale, WeighedLeaving]], over: Over | None = None) -> list[Chain]:
+def first_chains(
+    weighed: Iterable[tuple[Scale, WeighedLeaving]], over: Over | None = None, *, against_waits: bool = False
+) -> list[Chain]:
     """Return chains that begin with the best of some choices: different ones, and some within the budget.
 
     Args:
         weighed: the choices.
         over: as for `Chain`.
+        against_waits: as for `Chain`.
     """
     found: list[tuple[Scale, WeighedLeaving]] = []
     for scale, each in sorted(weighed, key=lambda pair: pair[1].cost_ns):
@@ -308,4 +301,4 @@ def first_chains(weighed: Iterable[tuple[Scale, WeighedLeaving]], over: Over | N
             found.append((scale, each))
     within = [pair for pair in found if not pair[1].over_bytes][:FEASIBLE]
     others = [pair for pair in found if pair not in within][: ROUNDS[0][0] - len(within)]
-    return [Chain(scale, each, over) for scale, each in (*within, *others)]
+    return [Chain(scale, each, over, against_waits=against_waits) for scale, each in (*within, *others)]

@@ -10,6 +10,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import replace
+from functools import partial
 from heapq import nsmallest
 from typing import final
 
@@ -87,7 +88,7 @@ class Search:
 
         A ladder of allocated bytes is gone down, from the budget to the first rung where the allocator has room without
         waits. On each rung trials are annealed for allocated bytes alone, and only the best are counted. From all of
-        these annealing goes on for both.
+        these annealing goes on for both. If only trials with waits are found, it begins once more, for those without.
 
         Args:
             budget_bytes: reserved bytes.
@@ -105,10 +106,12 @@ class Search:
             counted += found
             if any(not (each.over_bytes or each.is_driven) for _, each in found):
                 break
-        chains = annealed(first_chains(counted, over), enough_ns, effort * EFFORT_WITHIN)
-        if not any(each.is_within for each in chains):
-            chains = annealed(chains, enough_ns, effort * EFFORT_WITHIN, against_waits=True)
-        return [(of.scale, each) for of in chains for each in of.ends]
+        go_on = partial(annealed, enough_ns=enough_ns, effort=effort * EFFORT_WITHIN)
+        chains = go_on(first_chains(counted, over))
+        driven = chains if any(each.best for each in chains) and not _any_within(chains) else []
+        if driven:
+            chains = go_on(first_chains(counted, over, against_waits=True))
+        return _ends([*driven, *(chains if _any_within(chains) else go_on(chains))])
 
     def _starts(self, budget_bytes: int, *, few: bool = False) -> list[Start]:
         """Return the choices of the programs, estimated, and the best of them brought within the budget."""
@@ -190,6 +193,15 @@ def _counted(trials: Iterable[Start], over: Over) -> list[Start]:
 
 def _cost(start: Start) -> float:
     return start[1].cost_ns
+
+
+def _any_within(chains: Sequence[Chain]) -> bool:
+    """Tell whether a choice is within the budget without waits for the driver."""
+    return any(each.is_within for each in chains)
+
+
+def _ends(chains: Sequence[Chain]) -> list[Start]:
+    return [(of.scale, each) for of in chains for each in of.ends]
 
 
 def _best(chains: Sequence[Chain]) -> list[Found]:
