@@ -135,11 +135,11 @@ def brief(row: dict[str, Any]) -> str:
         parts.append(row["not_tried"])
     if plain := row.get("plain"):
         parts.append(f"plain {plain['exit_code']} {plain['seconds']} s")
-    if found := row.get("estimate"):
+    parts += [_brief_card(card) for card in row.get("cards", [])]
+    if "outcome" in (found := row.get("estimate", {})):
         parts.append(f"estimate {found['outcome']} {found['seconds']} s")
         parts += [f"CHANGED {found['files_changed']}"] if found["files_changed"] else []
         parts += [" | ".join(found["said"][-2:])] if found["outcome"] in ("failed", "late") and "said" in found else []
-    parts += [_brief_card(card) for card in row.get("cards", [])]
     for run in row.get("runs", []):
         same = "same" if run["weights"]["same"] and not run["lines"]["differing"] else "DIFFERS"
         same = same if run["exit_code"] in ENDED else "refused"
