@@ -56,7 +56,7 @@ def _parser() -> argparse.ArgumentParser:
     rig = verbs.add_parser("rig", help="try the scripts whose manifests have arguments for it on small cards")
     rig.set_defaults(do=_on_rig, every=False)
     _add_trials(rig)
-    rig.add_argument("--trials", default="estimate", help="which beside those on cards: estimate, or nothing")
+    rig.add_argument("--trials", default="estimate,cards", help="which of estimate,cards (default: both)")
     rig.add_argument("--rig", type=Path, default=os.environ.get("ELBOWROOM_RIG"), help="folder of the rig")
     rig.add_argument("--packages", default="", metavar="FOLDER[:FOLDER...]", help="libraries of the scripts, no torch")
     return parser

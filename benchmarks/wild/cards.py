@@ -14,9 +14,9 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from elbowroom.allocator import replay
+from elbowroom.answers.estimate import estimate
 from elbowroom.machine import Machine
-from elbowroom.step.workspaces import conv_workspaces
+from elbowroom.step.workspaces import without_workspaces
 from elbowroom.trace import Trace
 
 from . import trial
@@ -52,8 +52,10 @@ def try_cards(survey: Survey, rig: Rig, script: Script) -> dict[str, Any]:
         alone = _alone(survey, rig, script, PLENTY_BYTES)
         row["alone"] = alone
         if alone["exit_code"] == 0 and alone["reserved_bytes"]:
-            row["estimate"] = _estimate(survey, script, alone) if "estimate" in survey.trials else {}
-            row["cards"] = [_card(survey, rig, script, alone, share) for share in script.cards]
+            if "estimate" in survey.trials:
+                row["estimate"] = _estimate(survey, script, alone)
+            if "cards" in survey.trials:
+                row["cards"] = [_card(survey, rig, script, alone, share) for share in script.cards]
     except (OSError, RuntimeError, ValueError) as error:
         row["not_tried"] = f"{type(error).__name__}: {error}"
     return json.loads(without_places(json.dumps(row), survey)) | {"seconds": round(time.monotonic() - start, 1)}
@@ -138,16 +140,10 @@ def _estimate(survey: Survey, script: Script, alone: dict[str, Any]) -> dict[str
     if not trace.exists():
         return row
     found = Trace.load(trace)
+    without = estimate(without_workspaces(found), Machine.of(survey.gpu), plans=False)
     count, held = len(found.steps), alone["reserved_after_steps_bytes"]
     return row | {
         "steps": count,
-        "reserved_bytes": _without_workspaces(found, Machine.of(survey.gpu)),
+        "reserved_bytes": without.peak_reserved_bytes,
         "alone_reserved_bytes": held[count - 1] if len(held) >= count else alone["reserved_bytes"],
     }
-
-
-def _without_workspaces(trace: Trace, gpu: Machine) -> int:
-    left_out = conv_workspaces(trace)
-    kept = [(storage, size) for _, storage, size in trace.events if storage not in left_out]
-    events = [("alloc", storage, size) if size > 0 else ("free", storage) for storage, size in kept]
-    return replay(events, gpu.allocator).peak_reserved_bytes
