@@ -141,9 +141,10 @@ def _estimate(survey: Survey, script: Script, alone: dict[str, Any]) -> dict[str
         return row
     found = Trace.load(trace)
     without = estimate(without_workspaces(found), Machine.of(survey.gpu), plans=False)
-    count, held = len(found.steps), alone["reserved_after_steps_bytes"]
+    held = alone["reserved_after_steps_bytes"]
+    count = len(found.steps) * alone["optimizers"]  # the script's steps, each of all optimizers
     return row | {
-        "steps": count,
+        "steps": len(found.steps),
         "reserved_bytes": without.peak_reserved_bytes,
         "alone_reserved_bytes": held[count - 1] if len(held) >= count else alone["reserved_bytes"],
     }

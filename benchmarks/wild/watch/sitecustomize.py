@@ -19,7 +19,7 @@ from typing import Any
 
 MOST_BYTES = 1 << 20
 """Of one parameter: the digest of a step has to be quick."""
-FIRST_STEPS = 8
+FIRST_STEPS = 24
 """Those whose memory is noted one by one: an estimate is of the first ones."""
 
 
@@ -81,10 +81,12 @@ def watch_memory(optimizers: Any) -> None:
     """The most that the GPU's allocator held until each of the first steps, and until the end."""
     process, last = os.getpid(), int(os.environ.get("ELBOWROOM_WILD_STEPS", "0"))
     after_steps: list[int] = []
+    known: set[int] = set()
     count = [0]
 
-    def note(*_: Any) -> None:
+    def note(optimizer: Any, *_: Any) -> None:
         count[0] += 1
+        known.add(id(optimizer))
         if count[0] <= FIRST_STEPS:
             after_steps.append(sys.modules["torch"].cuda.max_memory_reserved())
         if count[0] == last:
@@ -97,6 +99,7 @@ def watch_memory(optimizers: Any) -> None:
         statistics = cuda.memory_stats()
         found = {
             "steps": count[0],
+            "optimizers": len(known),
             "reserved_bytes": statistics.get("reserved_bytes.all.peak", 0),
             "allocated_bytes": statistics.get("allocated_bytes.all.peak", 0),
             "reserved_after_steps_bytes": after_steps,
