@@ -58,7 +58,8 @@ def try_cards(survey: Survey, rig: Rig, script: Script) -> dict[str, Any]:
                 row["cards"] = [_card(survey, rig, script, alone, share) for share in script.cards]
     except (OSError, RuntimeError, ValueError) as error:
         row["not_tried"] = f"{type(error).__name__}: {error}"
-    return json.loads(without_places(json.dumps(row), survey)) | {"seconds": round(time.monotonic() - start, 1)}
+    text = json.dumps(row).replace(f"{rig.folder}/unpacked/", "site-packages/")
+    return json.loads(without_places(text, survey)) | {"seconds": round(time.monotonic() - start, 1)}
 
 
 def _card(survey: Survey, rig: Rig, script: Script, alone: dict[str, Any], share: float) -> dict[str, Any]:

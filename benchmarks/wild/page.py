@@ -25,7 +25,7 @@ def write_page(page: Path = PAGE) -> None:
     causes = tomllib.loads((HERE / "causes" / "causes.toml").read_text("utf-8"))
     write_between(page, "<!-- figures -->", "<!-- figures end -->", "\n".join(figures(rows, result, len(read_all()))))
     write_between(page, "<!-- scripts -->", "<!-- scripts end -->", "\n".join(table(rows, causes)))
-    write_between(page, "<!-- cards -->", "<!-- cards end -->", "\n".join(cards_table(on_cards["scripts"])))
+    write_between(page, "<!-- cards -->", "<!-- cards end -->", "\n".join(cards_table(on_cards["scripts"], causes)))
 
 
 def figures(rows: list[dict[str, Any]], result: dict[str, Any], listed: int) -> list[str]:
@@ -98,16 +98,17 @@ def _line(row: dict[str, Any], cause: str) -> str:
     return f"| {' | '.join(cells)} |"
 
 
-def cards_table(rows: Iterable[dict[str, Any]]) -> list[str]:
-    """A line for each card that a script was tried on."""
+def cards_table(rows: Iterable[dict[str, Any]], causes: dict[str, str]) -> list[str]:
+    """A line for each card that a script was tried on; a cause "NAME on a card" is what is known of it there."""
+    lines = ((row, card, causes.get(f"{row['script']} on a card", "")) for row in rows for card in row.get("cards", []))
     return [
         "| script | reserves alone | estimate | card | alone | in a run: reserved | steps | cause |",
         "|---|---|---|---|---|---|---|---|",
-        *(_card_line(row, card) for row in rows for card in row.get("cards", [])),
+        *(_card_line(*each) for each in lines),
     ]
 
 
-def _card_line(row: dict[str, Any], card: dict[str, Any]) -> str:
+def _card_line(row: dict[str, Any], card: dict[str, Any], cause: str) -> str:
     link = f"[{row['script']}]({row['source']})" if row["source"].startswith("https") else row["script"]
     alone, run = card["alone"], card["run"]
     cells = [
@@ -118,7 +119,7 @@ def _card_line(row: dict[str, Any], card: dict[str, Any]) -> str:
         "runs out" if alone["ran_out"] else "ends" if alone["exit_code"] == 0 else "fails",
         _size(run["reserved_bytes"]) if run["exit_code"] == 0 else "**fails**" if "refused" not in run else "refused",
         str(run["steps"]),
-        f"a card of {_size(card['capacity_bytes'])} was refused" if "refused" in run else "",
+        f"a card of {_size(card['capacity_bytes'])} was refused" if "refused" in run else cause,
     ]
     return f"| {' | '.join(cells)} |"
 

@@ -72,7 +72,8 @@ def without_places(text: str, survey: Survey) -> str:
     """A text without the folders of this computer."""
     below = re.sub(re.escape(str(survey.work)) + r"/\w+/(user/work|user|tmp)?/?", "", text)
     below = below.replace(f"{survey.source}/", "src/")
-    return re.sub(r"[^\s\"'(]*/site-packages/", "site-packages/", below)
+    below = re.sub(r"[^\s\"'(]*/site-packages/", "site-packages/", below)
+    return re.sub(r"[^\s\"'(]*/lib/(?=python3\.\d+/)", "", below)
 
 
 def sandbox_of(survey: Survey, script: Script) -> Sandbox:

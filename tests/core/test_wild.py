@@ -127,8 +127,8 @@ def test_each_card_has_a_line_with_what_a_run_reserved_there() -> None:
     ]
     estimate = {"reserved_bytes": 990, "alone_reserved_bytes": 1000}
     row = {"script": "a.py", "source": "a.py", "alone": {"reserved_bytes": 8 << 30}, "estimate": estimate}
-    assert cards_table([{**row, "cards": cards}])[2:] == [
-        "| a.py | 8.0 GiB | -1.0% | 6.0 GiB | runs out | 5.0 GiB | 4 |  |",
+    assert cards_table([{**row, "cards": cards}], {"a.py on a card": "values"})[2:] == [
+        "| a.py | 8.0 GiB | -1.0% | 6.0 GiB | runs out | 5.0 GiB | 4 | values |",
         "| a.py | 8.0 GiB | -1.0% | 7.0 GiB | runs out | refused | 0 | a card of 3.0 GiB was refused |",
     ]
 
