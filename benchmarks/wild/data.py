@@ -28,6 +28,7 @@ from .pictures import (
     facades,
     image,
     images,
+    images_of_eight,
     pairs,
     pets,
     picture,
@@ -35,6 +36,7 @@ from .pictures import (
     unpaired,
     voc,
 )
+from .sounds import speech
 
 WORDS = "the a cat dog sat ran on in mat house big small red blue he she it saw took gave and or not was".split()  # noqa: SIM905
 
@@ -457,6 +459,17 @@ def resnet50(root: Path) -> None:
     torch.save(torchvision.models.resnet50().state_dict(), path)
 
 
+def vgg(root: Path) -> None:
+    """Random weights of torchvision's VGG-16 and VGG-19 where torch.hub has the trained ones."""
+    import torch
+    import torchvision
+
+    for model, name in (("vgg16", "vgg16-397923af"), ("vgg19", "vgg19-dcbb9e9d")):
+        path = root / f"hub/checkpoints/{name}.pth"
+        path.parent.mkdir(parents=True, exist_ok=True)
+        torch.save(getattr(torchvision.models, model)().state_dict(), path)
+
+
 def enwik8(root: Path) -> None:
     """enwik8.gz: 95 MB of text, the same again and again."""
     import gzip
@@ -514,6 +527,7 @@ MAKERS: dict[str, Callable[[Path], None]] = {
     "mnist": mnist,
     "cifar": cifar,
     "images": images,
+    "images_of_eight": images_of_eight,
     "pairs": pairs,
     "bsds": bsds,
     "pets": pets,
@@ -556,4 +570,6 @@ MAKERS: dict[str, Callable[[Path], None]] = {
     "stories": stories,
     "solids": solids,
     "voc": voc,
+    "vgg": vgg,
+    "speech": speech,
 }

@@ -38,6 +38,16 @@ class Script:
     files: dict[str, str] = field(default_factory=dict)
     """Place below the folder that the script runs in, and text that is written there."""
     environment: dict[str, str] = field(default_factory=dict)
+    readme: int = 0
+    """Which block of Python of the repository's README.md the script is, counted from 1; 0 where it is a file."""
+    replaced: dict[str, str] = field(default_factory=dict)
+    """In such a block: text, and what stands there for a trial."""
+    rig: str | None = None
+    """Arguments of a run on the rig; None where none is tried."""
+    steps: int = 0
+    """Of optimizers, after which a run on the rig is ended; 0 where it ends by itself."""
+    cards: tuple[float, ...] = (0.65,)
+    """Capacities that are tried on the rig, as shares of what the script reserves alone."""
     before: str = ""
     """A command that is run once in the copy, such as the repository's own script that prepares data."""
     refusal: str = ""
@@ -47,6 +57,10 @@ class Script:
     @property
     def estimate_arguments(self) -> list[str]:
         return shlex.split(self.estimate or "")
+
+    @property
+    def rig_arguments(self) -> list[str]:
+        return shlex.split(self.rig or "")
 
     @property
     def plain_arguments(self) -> list[str]:

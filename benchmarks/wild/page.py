@@ -1,4 +1,4 @@
-"""docs/wild.md, from the newest results file: a line for each script, and the cause of each failure."""
+"""docs/wild.md, from the newest results files: a line for each script, and the cause of each failure."""
 
 from __future__ import annotations
 
@@ -18,12 +18,14 @@ _UNITS = (("GiB", 1 << 30), ("MiB", 1 << 20), ("KiB", 1 << 10))
 
 
 def write_page(page: Path = PAGE) -> None:
-    """Replace the figures and the table of the page."""
-    result = newest_results(RESULTS)["wild"]
+    """Replace the figures and the tables of the page."""
+    newest = newest_results(RESULTS)
+    result, on_cards = newest["wild"], newest["wild_rig"]
     rows = result["scripts"]
     causes = tomllib.loads((HERE / "causes" / "causes.toml").read_text("utf-8"))
     write_between(page, "<!-- figures -->", "<!-- figures end -->", "\n".join(figures(rows, result, len(read_all()))))
     write_between(page, "<!-- scripts -->", "<!-- scripts end -->", "\n".join(table(rows, causes)))
+    write_between(page, "<!-- cards -->", "<!-- cards end -->", "\n".join(cards_table(on_cards["scripts"], causes)))
 
 
 def figures(rows: list[dict[str, Any]], result: dict[str, Any], listed: int) -> list[str]:
@@ -94,6 +96,39 @@ def _line(row: dict[str, Any], cause: str) -> str:
         cause,
     ]
     return f"| {' | '.join(cells)} |"
+
+
+def cards_table(rows: Iterable[dict[str, Any]], causes: dict[str, str]) -> list[str]:
+    """A line for each card that a script was tried on; a cause "NAME on a card" is what is known of it there."""
+    lines = ((row, card, causes.get(f"{row['script']} on a card", "")) for row in rows for card in row.get("cards", []))
+    return [
+        "| script | reserves alone | estimate | card | alone | in a run: reserved | steps | cause |",
+        "|---|---|---|---|---|---|---|---|",
+        *(_card_line(*each) for each in lines),
+    ]
+
+
+def _card_line(row: dict[str, Any], card: dict[str, Any], cause: str) -> str:
+    link = f"[{row['script']}]({row['source']})" if row["source"].startswith("https") else row["script"]
+    alone, run = card["alone"], card["run"]
+    cells = [
+        link,
+        _size(row["alone"]["reserved_bytes"]),
+        _off_by(row.get("estimate", {})),
+        _size(run.get("capacity_bytes", card["capacity_bytes"])),
+        "runs out" if alone["ran_out"] else "ends" if alone["exit_code"] == 0 else "fails",
+        _size(run["reserved_bytes"]) if run["exit_code"] == 0 else "**fails**" if "refused" not in run else "refused",
+        str(run["steps"]),
+        f"a card of {_size(card['capacity_bytes'])} was refused" if "refused" in run else cause,
+    ]
+    return f"| {' | '.join(cells)} |"
+
+
+def _off_by(estimate: dict[str, Any]) -> str:
+    """By how much an estimate of the same steps is above what the CUDA build reserves; "" without one."""
+    if "reserved_bytes" not in estimate:
+        return ""
+    return f"{estimate['reserved_bytes'] / estimate['alone_reserved_bytes'] - 1:+.1%}"
 
 
 def _size(size_bytes: int | None) -> str:

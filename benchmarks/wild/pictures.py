@@ -21,13 +21,18 @@ def image(path: Path, size: tuple[int, int], rng: np.random.Generator) -> None:
     noise.resize(size).save(path)
 
 
-def images(root: Path) -> None:
+def images(root: Path, classes: int = 4) -> None:
     """train and val, four classes, 24 and 8 of each."""
     rng = random()
     for part, count in (("train", 24), ("val", 8)):
-        for label in range(4):
+        for label in range(classes):
             for number in range(count):
                 image(root / f"{part}/c{label}/{number}.jpg", (320, 256), rng)
+
+
+def images_of_eight(root: Path) -> None:
+    """As `images`, of eight classes, for scripts that look at the best five."""
+    images(root, 8)
 
 
 def pairs(root: Path) -> None:

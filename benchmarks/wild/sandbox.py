@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import hashlib
+import re
 import shutil
 import subprocess
 from collections.abc import Callable
@@ -58,7 +59,8 @@ def make_sandbox(script: Script, scripts: Path, data: Path, root: Path, prepare:
         shutil.copytree(repository / tree, copied, ignore=shutil.ignore_patterns(".git", "__pycache__"))
     else:
         copied.mkdir(parents=True)
-        shutil.copy(repository / script.path, copied)
+        if script.path not in script.files:
+            shutil.copy(repository / script.path, copied)
     folder = copied / script.where if script.where else root / "user" / "work" / Path(script.path).parent
     made = Sandbox(root=root, script=root / "user" / "work" / script.path, folder=folder)
     for each in (folder, made.home, made.temporary):
@@ -68,9 +70,28 @@ def make_sandbox(script: Script, scripts: Path, data: Path, root: Path, prepare:
     for place, text in script.files.items():
         (folder / place).parent.mkdir(parents=True, exist_ok=True)
         (folder / place).write_text(text, "utf-8")
+    if script.readme:
+        made.script.write_text(block_of(repository / "README.md", script), "utf-8")
     if script.before:
         prepare(made)
     return made
+
+
+def block_of(readme: Path, script: Script) -> str:
+    """The block of Python of a README that is the script, with what the manifest replaces.
+
+    Raises:
+        ValueError: it is not there, or does not have a text that is replaced.
+    """
+    blocks = re.findall(r"```(?:python|py)\n(.*?)```", readme.read_text("utf-8"), re.DOTALL)
+    if script.readme > len(blocks):
+        raise ValueError(f"{readme}: given block {script.readme}; it has {len(blocks)} of Python")
+    text = blocks[script.readme - 1]
+    for old, new in script.replaced.items():
+        if old not in text:
+            raise ValueError(f"{readme}: block {script.readme} does not have {old!r}, which is replaced")
+        text = text.replace(old, new)
+    return text
 
 
 def _copy(source: Path, target: Path) -> None:

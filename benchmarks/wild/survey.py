@@ -43,13 +43,9 @@ def try_script(survey: Survey, script: Script) -> dict[str, Any]:
     An estimate comes after the script ran alone, so that checkpoints and logs are there that it must not touch.
     """
     start = time.monotonic()
-    row: dict[str, Any] = {
-        "script": script.name,
-        "source": f"{script.repository}/blob/{script.commit}/{script.path}" if script.repository else script.path,
-        "licence": script.licence,
-    }
+    row = named_row(script)
     try:
-        made = _sandbox(survey, script)
+        made = sandbox_of(survey, script)
         if script.plain is not None and {"plain", "run"} & set(survey.trials):
             plain, weights = _run(survey, script, made, [])
             row["plain"] = {**plain.row(), "arguments": script.plain}
@@ -59,27 +55,38 @@ def try_script(survey: Survey, script: Script) -> dict[str, Any]:
             row["runs"] = _within_budgets(survey, script, (plain, weights))
     except (OSError, RuntimeError) as error:
         row["not_tried"] = f"{type(error).__name__}: {error}"
-    return json.loads(_without_places(json.dumps(row), survey)) | {"seconds": round(time.monotonic() - start, 1)}
+    return json.loads(without_places(json.dumps(row), survey)) | {"seconds": round(time.monotonic() - start, 1)}
 
 
-def _without_places(text: str, survey: Survey) -> str:
+def named_row(script: Script) -> dict[str, Any]:
+    """The row of a script before any trial: its name, where it is from, its licence."""
+    path = "README.md" if script.readme else script.path
+    return {
+        "script": script.name,
+        "source": f"{script.repository}/blob/{script.commit}/{path}" if script.repository else path,
+        "licence": script.licence,
+    }
+
+
+def without_places(text: str, survey: Survey) -> str:
     """A text without the folders of this computer."""
     below = re.sub(re.escape(str(survey.work)) + r"/\w+/(user/work|user|tmp)?/?", "", text)
     below = below.replace(f"{survey.source}/", "src/")
-    return re.sub(r"[^\s\"'(]*/site-packages/", "site-packages/", below)
+    below = re.sub(r"[^\s\"'(]*/site-packages/", "site-packages/", below)
+    return re.sub(r"[^\s\"'(]*/lib/(?=python3\.\d+/)", "", below)
 
 
-def _sandbox(survey: Survey, script: Script) -> Sandbox:
+def sandbox_of(survey: Survey, script: Script) -> Sandbox:
     root = survey.work / re.sub(r"\W+", "_", script.name)
 
     def prepare(made: Sandbox) -> None:
         words = script.before.split()
-        sandbox.run_in(made, [survey.python, *words], _environment(survey, script, made))
+        sandbox.run_in(made, [survey.python, *words], environment_for(survey, script, made))
 
     return sandbox.make_sandbox(script, survey.scripts, survey.data, root, prepare)
 
 
-def _environment(survey: Survey, script: Script, made: Sandbox) -> dict[str, str]:
+def environment_for(survey: Survey, script: Script, made: Sandbox) -> dict[str, str]:
     extra = {key: value.replace("{folder}", str(made.folder)) for key, value in script.environment.items()}
     caches = {"MPLCONFIGDIR": str(survey.work / "cache" / "matplotlib")}
     return trial.environment_of(survey.source, made.home, made.temporary, {**caches, **extra})
@@ -92,7 +99,7 @@ def _estimate(survey: Survey, script: Script, made: Sandbox) -> dict[str, Any]:
     done = trial.run_command(
         [*words, "--", *script.estimate_arguments],
         made.folder,
-        _environment(survey, script, made),
+        environment_for(survey, script, made),
         survey.limit_s + 60,
     )
     touched = sandbox.differences(before, made.files())
@@ -129,14 +136,14 @@ def _answer(done: Done) -> dict[str, Any]:
     return {**peaks, "fits": first["fits"], "steps": first["steps"]}
 
 
-def _figures(read: Any) -> dict[str, int]:
+def figures_of(read: Any) -> dict[str, int]:
     """Whole numbers by their names, wherever they are; the first of a name counts."""
     found: dict[str, int] = {}
     pairs = read.items() if isinstance(read, dict) else enumerate(read) if isinstance(read, list) else ()
     for name, value in pairs:
         if isinstance(value, int) and not isinstance(value, bool):
             found.setdefault(str(name), value)
-        for inner, number in _figures(value).items():
+        for inner, number in figures_of(value).items():
             found.setdefault(inner, number)
     return found
 
@@ -144,7 +151,7 @@ def _figures(read: Any) -> dict[str, int]:
 def _run(survey: Survey, script: Script, made: Sandbox, before: list[str]) -> tuple[Done, list[list[str]]]:
     """The script, alone or after the words of `elbowroom run`, and the digests of its weights."""
     digests = made.temporary / "digests"
-    environment = {**_environment(survey, script, made), "ELBOWROOM_WILD_DIGEST": str(digests)}
+    environment = {**environment_for(survey, script, made), "ELBOWROOM_WILD_DIGEST": str(digests)}
     words = [survey.python, *before, str(made.script), *script.plain_arguments]
     done = trial.run_command(words, made.folder, environment, survey.limit_s)
     return done, comparing.read_digests(digests)
@@ -172,7 +179,7 @@ def _within(
     survey: Survey, script: Script, alone: tuple[Done, list[list[str]]], budget: str
 ) -> tuple[dict[str, Any], int]:
     """The row of a run within a budget, and the bytes that keeping everything takes, 0 where that is not known."""
-    made = _sandbox(survey, script)
+    made = sandbox_of(survey, script)
     figures = made.temporary / "figures.json"
     words = ["-m", "elbowroom", "run", "--budget", budget, "--json", str(figures)]
     done, weights = _run(survey, script, made, words)
@@ -180,9 +187,9 @@ def _within(
     plain, plain_weights = alone
     lines = comparing.compare_lines(plain.output, done.output)
     if lines["differing"] and done.exit_code in ENDED:
-        again, _ = _run(survey, script, _sandbox(survey, script), [])
+        again, _ = _run(survey, script, sandbox_of(survey, script), [])
         lines = comparing.compare_lines(plain.output, done.output, again.output)
-    found = _figures(read)
+    found = figures_of(read)
     row = {
         "budget": budget,
         **done.row(),

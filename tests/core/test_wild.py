@@ -3,15 +3,16 @@
 from __future__ import annotations
 
 import json
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
 
 from benchmarks.wild.__main__ import main
 from benchmarks.wild.comparing import compare_lines, compare_weights
-from benchmarks.wild.manifest import HERE, read_all, read_manifest
-from benchmarks.wild.page import own_words, table
-from benchmarks.wild.sandbox import differences
+from benchmarks.wild.manifest import HERE, Script, read_all, read_manifest
+from benchmarks.wild.page import cards_table, own_words, table
+from benchmarks.wild.sandbox import block_of, differences
 from benchmarks.wild.trial import environment_of, said
 
 pytestmark = pytest.mark.long
@@ -100,8 +101,36 @@ def test_changed_removed_and_added_files_are_told_apart() -> None:
 def test_every_script_of_the_manifests_has_a_source_a_commit_and_a_licence() -> None:
     scripts = read_all(HERE)
     assert len(scripts) > 20
-    assert [each.name for each in scripts if not (each.repository.startswith("https://") and each.licence)] == []
-    assert [each.name for each in scripts if len(each.commit) != 40] == []
+    assert [each.name for each in scripts if not each.licence] == []
+    theirs = [each for each in scripts if each.path not in each.files]  # those of this project have their text there
+    assert [each.name for each in theirs if not each.repository.startswith("https://")] == []
+    assert [each.name for each in theirs if len(each.commit) != 40] == []
+
+
+def test_a_block_of_a_readme_is_a_script(tmp_path: Path) -> None:
+    readme = tmp_path / "README.md"
+    readme.write_text("# A\n```bash\nls\n```\n```python\nfirst\n```\n```python\nread('path/to/images')\n```\n")
+    script = Script(name="a/b.py", path="b.py", readme=2, replaced={"path/to": "my"})
+    assert block_of(readme, script) == "read('my/images')\n"
+    with pytest.raises(ValueError, match="block 2 does not have 'absent', which is replaced"):
+        block_of(readme, replace(script, replaced={"absent": ""}))
+    with pytest.raises(ValueError, match="given block 3; it has 2 of Python"):
+        block_of(readme, replace(script, readme=3))
+
+
+def test_each_card_has_a_line_with_what_a_run_reserved_there() -> None:
+    run = {"exit_code": 0, "reserved_bytes": 5 << 30, "steps": 4}
+    larger = {**run, "exit_code": 1, "steps": 0, "capacity_bytes": 7 << 30, "refused": {"least_bytes": 6 << 30}}
+    cards = [
+        {"capacity_bytes": 6 << 30, "alone": {"ran_out": True, "exit_code": 1}, "run": run},
+        {"capacity_bytes": 3 << 30, "alone": {"ran_out": True, "exit_code": 1}, "run": larger},
+    ]
+    estimate = {"reserved_bytes": 990, "alone_reserved_bytes": 1000}
+    row = {"script": "a.py", "source": "a.py", "alone": {"reserved_bytes": 8 << 30}, "estimate": estimate}
+    assert cards_table([{**row, "cards": cards}], {"a.py on a card": "values"})[2:] == [
+        "| a.py | 8.0 GiB | -1.0% | 6.0 GiB | runs out | 5.0 GiB | 4 | values |",
+        "| a.py | 8.0 GiB | -1.0% | 7.0 GiB | runs out | refused | 0 | a card of 3.0 GiB was refused |",
+    ]
 
 
 def test_a_manifest_with_an_unknown_field_is_refused(tmp_path: Path) -> None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import re
 import subprocess
 from collections.abc import Mapping, Sequence
 from pathlib import Path
@@ -106,6 +107,21 @@ def test_a_card_is_enough_from_the_first_step_on_or_refused_before_it(rig: Path,
     # and where the user chose fixed segments, these stay
     fixed = run(rig, tmp_path, capacity_bytes=sizes[0], variables=FIXED)
     assert (fixed.returncode, len(fixed.stdout.splitlines())) == (0, 9), fixed.stderr
+
+
+@pytest.mark.timeout(0)
+def test_a_budget_that_may_be_too_small_is_said_in_short_before_it_is_refused(rig: Path, tmp_path: Path) -> None:
+    # given a script that reads its loss, which the capture has to assume
+    script = SCRIPT.replace("print(step", "print(step, loss.item() < 3")
+    # when
+    done = run(rig, tmp_path, script=script, capacity_bytes=round(0.45 * PLAIN_BYTES))
+    # then
+    assert (done.returncode, done.stdout) == (1, ""), done.stderr
+    first, *others = [line for line in done.stderr.splitlines() if line.startswith("elbowroom:")]
+    assumed = r"a capture of the script without its numbers, which assumed values of [\w.]+, needs a budget of .+ bytes"
+    assert re.match(f"elbowroom: check: {assumed}", first)
+    assert not any("check:" in line for line in others)
+    assert done.stderr.count("The most is then held") <= 1
 
 
 @pytest.mark.timeout(0)

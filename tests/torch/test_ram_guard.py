@@ -7,6 +7,7 @@ import os
 import resource
 import subprocess
 import sys
+import threading
 import time
 from collections.abc import Iterator
 from typing import Any, final
@@ -113,6 +114,47 @@ def test_lifting_it_restores_the_limit_that_was_there(limit: FakeLimit) -> None:
     guard.lift()
 
     assert resource.getrlimit(resource.RLIMIT_DATA) == before
+
+
+def watching() -> int:
+    return [each.name for each in threading.enumerate()].count("elbowroom limit")
+
+
+def test_little_left_before_the_first_step_is_said_once_and_nothing_is_refused(
+    limit: FakeLimit, capfd: pytest.CaptureFixture[str]
+) -> None:
+    before = resource.getrlimit(resource.RLIMIT_DATA)
+    guard = RamGuard([limit])
+    guard.stand_by()
+    try:
+        # when weights are loaded, and then a bit more
+        limit.left = 60 * MIB
+        until = time.monotonic() + 30
+        while watching() and time.monotonic() < until:
+            time.sleep(0.01)
+        # then the thread has ended with its line
+        said = capfd.readouterr().err
+        assert said.startswith("elbowroom: memory cgroup /job allows 512.0 MiB, of which 60.0 MiB are left before the")
+        assert said.count("\n") == 1
+        assert resource.getrlimit(resource.RLIMIT_DATA) == before
+        # and the guard stands with the first step
+        guard.stand()
+        assert (watching(), soft_bytes() < before[0] or before[0] < 0) == (1, True)
+    finally:
+        guard.lift()
+    assert watching() == 0
+
+
+def test_where_much_is_left_until_the_first_step_nothing_is_said(
+    limit: FakeLimit, capfd: pytest.CaptureFixture[str]
+) -> None:
+    guard = RamGuard([limit])
+    guard.stand_by()
+    assert watching() == 1
+    guard.stand()
+    assert watching() == 1
+    guard.lift()
+    assert (watching(), capfd.readouterr().err) == (0, "")
 
 
 def test_a_forked_child_has_the_limit_that_was_there(guard: RamGuard) -> None:

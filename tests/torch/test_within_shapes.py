@@ -101,6 +101,56 @@ def test_a_smaller_last_batch_of_every_epoch_is_observed_once() -> None:
     assert sum(step.mismatches for step in room.steps) == 0
 
 
+class Scale(nn.Module):
+    """A transform of one sample, as a data loader calls it in the training's own process."""
+
+    def forward(self, x: Tensor) -> Tensor:
+        return x * 0.5
+
+
+def test_a_transform_that_is_a_module_hides_no_smaller_last_batch() -> None:
+    # given a step whose first call of a module sees one row, whatever the size of the batch
+    scale = Scale()
+    rows = batches([256, 256, 256, 192], lambda model, x: model(torch.stack([scale(row) for row in x])))
+
+    room = both(rows, batches([256]), steps=12)
+
+    # then the two sizes are two kinds of step, known by what the model is called with
+    assert observed(room) <= 3
+    assert sum(step.mismatches for step in room.steps) == 0
+    assert {kind.inputs for kind in run_of(room).kinds} == {"Masked(256x64)", "Masked(192x64)"}
+
+
+class Unregistered(nn.Module):
+    """Has weights in a list, where a module does not look for parameters."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.weights = [torch.linspace(-1, 1, 64 * 64).view(64, 64).requires_grad_() for _ in range(4)]
+
+    def forward(self, x: Tensor) -> Tensor:
+        for weight in self.weights:
+            x = (x @ weight).tanh()
+        return x
+
+
+def test_steps_of_a_module_without_parameters_that_is_trained_begin_with_what_it_saves() -> None:
+    def setup() -> Training:
+        model = Unregistered()
+
+        def loss(_: int) -> Tensor:
+            return mean_square(model(torch.linspace(-1, 1, 256 * 64).view(256, 64)))
+
+        return by_loss(loss, model, torch.optim.AdamW(model.weights))
+
+    plain = train(setup, 8)
+    inside, room = train_within(setup, 8, budget=tight_budget(setup))
+
+    assert_equal(inside, plain)
+    assert len(room.steps) == 8
+    assert room.steps[-1].swapped_back_bytes > 0
+
+
 def test_a_shape_that_comes_late_is_observed_then() -> None:
     room = both(batches([200] * 6 + [256] * 4), batches([256]), steps=10)
 

@@ -21,7 +21,7 @@ from elbowroom.hardware.ram import hard_limits
 from elbowroom.plan import Plan
 from elbowroom.report import ENDINGS
 from elbowroom.trace import Trace
-from elbowroom.units import format_bytes, parse_budget
+from elbowroom.units import format_bytes, format_exact_bytes, parse_budget
 
 if TYPE_CHECKING:
     from elbowroom.run.beforehand import Verdict
@@ -242,11 +242,11 @@ def _say(verdict: Verdict) -> None:
     if verdict.course is not None:
         line = f"check: the script starts with a plan that holds {format_bytes(verdict.course.peak_bytes)}"
     if verdict.refuses:
-        assumed = ", ".join(verdict.assumed[:3])
-        where = f", where {len(verdict.assumed)} kinds of values were assumed ({assumed})" if assumed else ""
+        assumed = f", which assumed values of {', '.join(verdict.assumed[:3])}," if verdict.assumed else ""
         line = (
-            f"check: too small a budget, if the script does what it did without its numbers{where}; it ends in its "
-            f"first step if that does. {verdict.message}"
+            f"check: a capture of the script without its numbers{assumed} needs a budget of "
+            f"{format_exact_bytes(verdict.least_feasible_bytes)}. The script starts all the same. If it does what the "
+            "capture did, it ends in its first step and says what holds the memory."
         )
     print(f"elbowroom: {line}", file=sys.stderr)
 

@@ -10,6 +10,9 @@ What is left changes as other processes take memory, and as the heap's free page
 run has control. A thread looks at the limit itself, which may be lowered while an op computes. A forked child gets back
 the RLIMIT_DATA that was there.
 
+Before the first step nothing is refused: weights may lie in a mapped file that is larger than the limit, and what is
+mapped counts as data. A thread says it once if little is left then, as the kernel kills without a word.
+
 To say what happened takes memory too. A few MiB are mapped for that beforehand, and go back as an error ends the run.
 """
 
@@ -20,9 +23,10 @@ import mmap
 import os
 import re
 import resource
+import sys
 import threading
 import time
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import suppress
 from typing import final
 
@@ -38,6 +42,8 @@ KEPT_BYTES = 16 << 20
 """Bytes below a limit that no large block may take: small ones may, and the kernel's page tables."""
 LEAST_LEFT_BYTES = 4 << 20
 """If less is left, small blocks have taken the rest, and the run is refused where it has control."""
+ANNOUNCED_BYTES = 64 << 20
+"""If less is left before the first step, that is said: a process may fill half of it between two looks."""
 RESERVED_BYTES = 4 << 20
 """Bytes that are mapped, and never touched, until an error is to be explained."""
 COPIED_BYTES = 32 << 20
@@ -118,6 +124,36 @@ class RamGuard:
         left = (limit.left_bytes() // (self._sharers if limit.kills else 1) for limit in self._limits)
         return max(0, min(left) - KEPT_BYTES)
 
+    def stand_by(self) -> None:
+        """Say it once if little is left before the guard stands."""
+        if self.kills and self._watch is None:
+            self._watch_by(self._announces)
+
+    def _announces(self) -> None:
+        while not self._ends.wait(WATCH_S):
+            limit = min(self._killing, key=lambda each: each.left_bytes())
+            left_bytes = limit.left_bytes()
+            if left_bytes < ANNOUNCED_BYTES:
+                sys.stderr.write(  # a warning that is an error would end this thread alone
+                    f"elbowroom: {limit.name} allows {format_bytes(limit.limit_bytes)}, of which "
+                    f"{format_bytes(max(0, left_bytes))} are left before the first step. The kernel kills a process "
+                    "that takes more: if it does, raise the limit, or take a smaller model\n"
+                )
+                sys.stderr.flush()
+                return
+
+    def _watch_by(self, watches: Callable[[], None]) -> None:
+        """Let a thread watch in this way."""
+        self._ends.clear()
+        self._watch = threading.Thread(target=watches, name="elbowroom limit", daemon=True)
+        self._watch.start()
+
+    def _end_watch(self) -> None:
+        self._ends.set()
+        if self._watch is not None and self._watch.is_alive():
+            self._watch.join()
+        self._watch = None
+
     def stand(self, *, alone: bool = False) -> None:
         """Begin to guard. Where no limit kills there is nothing to do, as requests fail by themselves.
 
@@ -127,10 +163,8 @@ class RamGuard:
         if self.kills and self._before is None:
             self._before = resource.getrlimit(resource.RLIMIT_DATA)
             _on.append(self)
-            self._ends.clear()
-            watches = self._follows if alone else self._watches
-            self._watch = threading.Thread(target=watches, name="elbowroom limit", daemon=True)
-            self._watch.start()
+            self._end_watch()
+            self._watch_by(self._follows if alone else self._watches)
         self.follow(now=True)
 
     def _watches(self) -> None:
@@ -185,15 +219,12 @@ class RamGuard:
     def lift(self) -> None:
         """End to guard: set the limit that was there before."""
         self._free_reserved()
+        self._end_watch()
         if self._before is not None:
             soft_bytes, hard_bytes = self._before
             self._before = None
             with suppress(ValueError):
                 _on.remove(self)
-            self._ends.set()
-            if self._watch is not None and self._watch.is_alive():
-                self._watch.join()
-            self._watch = None
             _set_soft(soft_bytes, hard_bytes)
 
     def _free_reserved(self) -> None:

@@ -187,6 +187,9 @@ class Residence(ABC):
         """Return the bytes that the device holds now beyond a budget."""
         return 0
 
+    def run_opens(self) -> None:  # noqa: B027
+        """Prepare for what comes before the first step: models are made, and weights are loaded."""
+
     def training_begins(self, root: torch.nn.Module | None) -> None:  # noqa: B027
         """Prepare for the first step, which begins with a call of this module."""
 
@@ -364,6 +367,10 @@ class RamResidence(Residence):
     def close(self) -> None:
         if self._guard is not None:
             self._guard.lift()
+
+    def run_opens(self) -> None:
+        if self._guard is not None:
+            self._guard.stand_by()
 
     def training_begins(self, root: torch.nn.Module | None) -> None:  # noqa: ARG002
         if self._guard is not None:

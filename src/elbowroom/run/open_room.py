@@ -131,6 +131,7 @@ def _opened(
     learner = Learner(machine, resolved, asked, executor.tier.name, given, recomputing, layers, hard_room, most_bytes)
     run = TrainingRun(executor, learner, asked.min_size_bytes)
     run.open()
+    executor.residence.run_opens()
     return run
 
 

@@ -266,6 +266,37 @@ def signature(module: torch.nn.Module | None, args: Any, keywords: Any) -> Signa
     return Signature(what, (_shapes(args), _shapes(keywords)))
 
 
+def may_train(module: torch.nn.Module, arguments: Any, device: torch.device) -> bool:
+    """Return whether the call of an outermost module may begin a step.
+
+    A transform of one picture, which a data loader calls in the training's own process, is a module as well. If it
+    began the step, the step would be known by that picture, whatever the size of the batch.
+
+    Args:
+        module: the outermost module.
+        arguments: all that it is called with.
+        device: what the training computes on.
+
+    Returns:
+        False if the module has no parameter, and no tensor in the arguments needs a gradient or is on an accelerator.
+        What it saves for backward all the same begins a step then.
+    """
+    if next(module.parameters(), None) is not None:
+        return True
+    return any(each.requires_grad or each.device.type == device.type != "cpu" for each in _tensors_in(arguments))
+
+
+def _tensors_in(value: Any) -> Iterator[torch.Tensor]:
+    if isinstance(value, torch.Tensor):
+        yield value
+    elif isinstance(value, (tuple, list)):
+        for each in value:  # pyright: ignore[reportUnknownVariableType]
+            yield from _tensors_in(each)
+    elif isinstance(value, Mapping):
+        for each in value.values():  # pyright: ignore[reportUnknownVariableType]
+            yield from _tensors_in(each)
+
+
 def details(args: Any, keywords: Any) -> Hashable:
     """Return further details that identify a step before it begins; None if the arguments do not say all.
 

@@ -61,7 +61,7 @@ from elbowroom.run.resting import BEFORE_REST, Resting
 from elbowroom.run.run_figures import RunFigures
 from elbowroom.run.run_warnings import NO_STEP, TRAINS_APART, Surprises
 from elbowroom.run.step_ends import ParameterUpdates
-from elbowroom.run.step_kinds import StepKind, details, lower_bytes, signature
+from elbowroom.run.step_kinds import StepKind, details, lower_bytes, may_train, signature
 from elbowroom.run.step_plan import Following
 from elbowroom.run.unrecorded import Levels
 from elbowroom.step.schedule import Action
@@ -287,9 +287,9 @@ class TrainingRun(RunFigures, Director, Conductor):
 
     @never_compiled
     def _on_root(self, module: torch.nn.Module, args: Any) -> None:
-        """Begin a step at the first call of an outermost module that trains."""
+        """Begin a step at the first call of an outermost module that trains. See `may_train`."""
         if self._rest.on:
-            if self._rest.in_step or not torch.is_grad_enabled():
+            if self._rest.in_step or not torch.is_grad_enabled() or not self._may_train(module, args):
                 return
             self.peers.look()
             if not self._measure_next and self._rest.meets(module, args, keywords_of_call()):
@@ -301,10 +301,13 @@ class TrainingRun(RunFigures, Director, Conductor):
             self._ends_unseen()
         if not self._running and not torch.is_grad_enabled():
             self._evaluation_begins()
-        if not self._running and torch.is_grad_enabled():
+        if not self._running and torch.is_grad_enabled() and self._may_train(module, args):
             keywords = keywords_of_call()
             self._meet(module)
             self._begin_step(module, signature(module, args, keywords), details(args, keywords))
+
+    def _may_train(self, module: torch.nn.Module, args: Any) -> bool:
+        return may_train(module, (args, keywords_of_call()), self.device)
 
     def _evaluation_begins(self) -> None:
         """Make room for a forward without gradients between steps, if memory is short: states leave first."""
