@@ -90,6 +90,46 @@ def test_a_plan_within_a_slowdown_lets_a_larger_value_fit() -> None:
     assert (planned.value or 0) > (alone.value or 0) > 0
 
 
+def deep(layers: int, micro_batches: int = 1) -> Callable[[], None]:
+    """AdamW over layers of 1024 x 1024: 4 MiB of weights each, 16 MiB with gradients and two states."""
+    model = torch.nn.Sequential(*(torch.nn.Linear(WIDTH, WIDTH, bias=False) for _ in range(layers))).cuda()
+    optimizer = torch.optim.AdamW(model.parameters())
+
+    def step() -> None:
+        optimizer.zero_grad()
+        for _ in range(micro_batches):
+            model(torch.randn(2048, WIDTH, device="cuda")).sum().backward()
+        optimizer.step()
+
+    return step
+
+
+EVERYTHING = ("swap", "recompute", "state", "gradient", "parameter")
+
+
+def test_plans_within_a_slowdown_have_weights_states_and_gradients_away() -> None:
+    # given 256 MiB less what lies outside the allocator, of which 16 layers would fill all without activations
+    find = partial(er.largest, deep, vary="layers", lower=4, upper=40, machine=SMALL, multiple_of=4)
+
+    alone, states, everything = find(), find(slowdown=100.0), find(slowdown=100.0, allow=EVERYTHING)
+
+    # then weights alone of as many layers as states away allow would leave no room for what parameters away allow
+    assert 0 < (alone.value or 0) < (states.value or 0) < (everything.value or 0)
+
+
+def test_micro_batches_that_hide_the_copies_are_found() -> None:
+    # given a link of 1 GiB/s, over which the states of 16 layers take 250 ms out and back
+    slow = replace(SMALL.links[0], out_bytes_per_s=2**30, back_bytes_per_s=2**30)
+    machine = replace(SMALL, links=(slow,))
+
+    found = er.largest(partial(deep, 16), vary="micro_batches", lower=1, upper=512, machine=machine, slowdown=1.5)
+
+    assert found.too_slow is not None
+    assert found.fast_from is not None
+    assert 1 <= found.too_slow.value < found.fast_from.value <= 512
+    assert found.value == 512
+
+
 def test_a_training_that_fails_says_with_which_value() -> None:
     with pytest.raises((CaptureError, ValueError), match="too many rows"):
         er.largest(setup_of, vary="batch_size", lower=200_000, upper=300_000, machine=SMALL)
