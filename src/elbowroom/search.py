@@ -21,7 +21,8 @@ from elbowroom.capture.script.layout_knobs import LayoutGrid, grid_of
 from elbowroom.capture.script.script_knobs import Knob, Range, find_knob
 from elbowroom.errors import CaptureError, UsageError
 from elbowroom.machine import Machine
-from elbowroom.planners import Means
+from elbowroom.planners import Means, means_of, parts_for
+from elbowroom.step.least_size import least_size
 from elbowroom.trace import Trace
 from elbowroom.watch import Watch
 
@@ -79,15 +80,18 @@ def largest(
     target = machine if isinstance(machine, Machine) else Machine.of(machine)
     capture_with = _way_to_capture(setup_of, vary, (lower, upper), target, options)
 
-    def captured(value: int) -> Trace:
+    def captured(value: int, parts: Mapping[str, Any] | None = None) -> Trace:
         try:
-            return capture_with(value)
+            return capture_with(value, parts or {})
         except CaptureError as problem:
             raise CaptureError(f"with {vary} = {value}: {problem}", ours=problem.ours) from problem
 
-    tried, watch = TriedValues(captured, target, _way_to_plan(target, options)), options.get("watch")
+    parts = parts_for(means_of(options.get("allow")), least_size(target.tiers[0].capacity_bytes))
+    in_parts = partial(captured, parts=parts) if parts["in_parts"] else None
+    tried = TriedValues(captured, target, _way_to_plan(target, options), in_parts)
     ends = {"least": lower, "most": upper, "multiple_of": options.get("multiple_of", 1)}
-    return search(tried.needed_bytes, target.tiers[0].capacity_bytes, **ends, same=tried.is_same, watch=watch)
+    others = {"same": tried.is_same, "slowdown": tried.slowdown, "watch": options.get("watch")}
+    return search(tried.needed_bytes, target.tiers[0].capacity_bytes, **ends, **others)
 
 
 class LayoutOptions(TypedDict, total=False):
@@ -194,8 +198,8 @@ def _way_to_capture(
     ends: tuple[int, int],
     target: Machine,
     options: Options,
-) -> Callable[[int], Trace]:
-    """Return the function that captures the training with a value of `vary`."""
+) -> Callable[[int, Mapping[str, Any]], Trace]:
+    """Return the function that captures the training with a value of `vary`, and further options of a capture."""
     argv, steps = tuple(options.get("argv", ())), options.get("steps", STEPS)
     if isinstance(setup_of, str | os.PathLike):
         knob = find_knob(Range.of(f"{vary}={ends[0]}..{ends[1]}"), os.fspath(setup_of), argv)
@@ -208,14 +212,16 @@ def _way_to_capture(
         raise UsageError("largest: given argv and a function; allowed is argv with the path of a script; leave it out")
     of_value: Callable[..., Callable[[], Any]] = setup_of
 
-    def captured(value: int) -> Trace:
-        return capture(partial(of_value, **{vary: value}), target, steps)
+    def captured(value: int, others: Mapping[str, Any]) -> Trace:
+        return capture(partial(of_value, **{vary: value}), target, steps, **others)
 
     return captured
 
 
-def _of_script(path: str, knob: Knob, argv: tuple[str, ...], target: Machine, steps: int) -> Callable[[int], Trace]:
-    def captured(value: int) -> Trace:
+def _of_script(
+    path: str, knob: Knob, argv: tuple[str, ...], target: Machine, steps: int
+) -> Callable[[int, Mapping[str, Any]], Trace]:
+    def captured(value: int, others: Mapping[str, Any]) -> Trace:
         turned = knob.turned(argv, value)
         return capture_script(
             path,
@@ -224,6 +230,7 @@ def _of_script(path: str, knob: Knob, argv: tuple[str, ...], target: Machine, st
             steps=steps,
             environment=turned.environment,
             constants=turned.constants,
+            **others,
         )
 
     return captured

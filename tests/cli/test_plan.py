@@ -237,6 +237,31 @@ def test_the_table_says_what_plans_make_of_each_value(script: str, capsys: pytes
     assert "per value" in out
 
 
+def test_micro_batches_that_hide_the_copies_are_found(
+    script: str, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    # given 48 layers of about 1 GiB with each value, on 24 GiB: 2 ms for a layer and a unit, and copies of some 43 ms
+    def capture(path: str, argv: Sequence[str] = (), **others: Any) -> Trace:
+        (value,) = others["constants"].values()
+        return layers(GIB + 512 * value, count=48, ns=2 * MS * value)
+
+    monkeypatch.setattr(capture_module, "capture_script", capture)
+    words = ["largest", script, "--vary", "batch_size=1..64", "--gpu", "rtx4090", "--within", "1.2x", "--planner"]
+
+    assert main([*words, "swap_greedy", "--json"]) == 0
+    found = answer(capsys, "largest")
+    assert main([*words, "swap_greedy"]) == 0
+    said = " ".join(capsys.readouterr().out.split())
+
+    # then with more compute the same copies are hidden, and all values from there on are fast enough
+    slow, fast = found["too_slow"]["value"], found["fast_from"]["value"]
+    assert slow + 1 == fast
+    slowdowns = {probe["value"]: probe["planned"]["slowdown"] for probe in found["probes"]}
+    assert slowdowns[fast] <= 1.2 < slowdowns[slow]
+    assert found["largest"]["value"] == 64
+    assert f"From {fast} on a plan is fast enough; with {slow} it is not" in said
+
+
 @pytest.mark.parametrize(
     ("words", "message"),
     [

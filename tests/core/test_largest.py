@@ -198,6 +198,106 @@ def test_whatever_grows_is_searched_right_and_no_value_is_looked_at_twice(seed: 
     assert len(values) == len(set(values)) <= 22
 
 
+# values that are only too slow
+
+
+def slowed(
+    copies: int, limit: float, capacity: int = 1000
+) -> tuple[Callable[[int], int], Callable[[int], float | None]]:
+    """Return need and slowdown of a step of `value` compute with `copies` that it hides, in 10 bytes a value."""
+
+    def slowdown(value: int) -> float | None:
+        return max(1.0, copies / value) if 10 * value <= capacity else None
+
+    def need(value: int) -> int:
+        found = slowdown(value)
+        return 10 * value if found is not None and found <= limit else max(10 * value, capacity + 1)
+
+    return need, slowdown
+
+
+def test_where_small_values_are_too_slow_the_least_that_is_fast_enough_is_found_too() -> None:
+    # given copies of 24, hidden to a factor of 1.2 from 20 on; 1000 bytes hold 100
+    need, slowdown = slowed(24, 1.2)
+
+    found = search(need, 1000, slowdown=slowdown)
+
+    assert (found.too_slow, found.fast_from) == (Probe(19, 1001), Probe(20, 200))
+    assert (found.fits, found.too_large) == (Probe(100, 1000), Probe(101, 1010))
+    values = [probe.value for probe in found.probes]
+    assert values[:6] == [1, 2, 4, 8, 16, 32]
+    assert len(values) == len(set(values)) <= 14
+
+
+def test_a_value_that_is_fast_enough_between_a_slow_one_and_one_that_is_too_large_is_found() -> None:
+    # given values from 20 to 24 that are fast enough and fit
+    need, slowdown = slowed(24, 1.2, capacity=240)
+
+    found = search(need, 240, slowdown=slowdown)
+
+    assert found.fits == Probe(24, 240)
+    assert (found.too_slow, found.fast_from) == (Probe(19, 241), Probe(20, 200))
+
+
+def test_where_larger_values_are_no_faster_the_search_ends_after_two() -> None:
+    # given a slowdown of 3 with any value
+    found = search(lambda _: 1001, 1000, slowdown=lambda _: 3.0)
+
+    assert (found.fits, found.fast_from) == (None, None)
+    assert (found.too_slow, found.too_large) == (Probe(1, 1001), Probe(2, 1001))
+    assert len(found.probes) == 2
+
+
+def test_where_no_value_of_the_range_is_fast_enough_the_last_one_is_named() -> None:
+    need, slowdown = slowed(24, 1.2)
+
+    found = search(need, 1000, most=10, slowdown=slowdown)
+
+    assert (found.fits, found.too_large, found.too_slow) == (None, None, Probe(10, 1001))
+
+
+def test_values_of_a_list_that_are_too_slow_are_passed_too() -> None:
+    need, slowdown = slowed(24, 1.2)
+
+    found = largest_of((1, 4, 16, 64, 256), need, 1000, slowdown=slowdown)
+
+    assert (found.too_slow, found.fast_from) == (Probe(16, 1001), Probe(64, 640))
+    assert (found.fits, found.too_large) == (Probe(64, 640), Probe(256, 2560))
+
+
+def test_a_larger_value_that_fails_ends_the_way_up() -> None:
+    need, slowdown = slowed(24, 1.2)
+
+    def failing(value: int) -> int:
+        if value > 6:
+            raise CaptureError(f"{value} is more than there are")
+        return need(value)
+
+    found = search(failing, 1000, slowdown=slowdown)
+
+    assert (found.fits, found.too_slow) == (None, Probe(6, 1001))
+    assert found.failed is not None
+    assert found.failed.value == 7
+
+
+@given(st.integers(1, 500), st.integers(10, 5000), st.integers(1, 300))
+def test_slow_and_large_ends_are_found_wherever_they_are(copies: int, capacity: int, most: int) -> None:
+    need, slowdown = slowed(copies, 1.2, capacity)
+
+    found = search(need, capacity, most=most, slowdown=slowdown)
+
+    fast = [value for value in range(1, most + 1) if need(value) <= capacity]
+    values = [probe.value for probe in found.probes]
+    assert len(values) == len(set(values))
+    if found.fits:
+        assert found.fits.value <= fast[-1] <= found.fits.value * 1.01
+    if found.fits and fast[0] > 1:
+        assert found.fast_from is not None
+        assert fast[0] <= found.fast_from.value <= max(fast[0], fast[0] * 102 // 100)
+    # values from one to its double hold the first that is fast enough, or it is between two that were looked at
+    assert found.fits or not fast or fast[-1] < fast[0] * 102 // 100 + 1
+
+
 @pytest.mark.parametrize(("least", "most", "multiple_of"), [(5, 4, 1), (-1, 4, 1), (1, 7, 8), (1, 4, 0)])
 def test_a_range_without_a_value_is_refused(least: int, most: int, multiple_of: int) -> None:
     with pytest.raises(UsageError, match=rf"given {least}\.\.{most} in multiples of {multiple_of}; allowed is a range"):

@@ -15,10 +15,10 @@ from elbowroom.machine import Machine
 from elbowroom.plan import Plan, Swap
 from elbowroom.planners import check, plan
 from elbowroom.planners.optimal.refine import ticks_for
-from elbowroom.planners.optimal.state_choice import deciding, placed, states_on_offer
-from elbowroom.planners.problem import Problem, movable
+from elbowroom.planners.optimal.state_choice import deciding, indispensable, placed, states_on_offer
+from elbowroom.planners.problem import Problem, movable, moves_on_demand, peak_of
 from elbowroom.simulate.simulate import simulate
-from elbowroom.step.last_step import last_step
+from elbowroom.step.last_step import Ints, last_step
 from elbowroom.trace import Trace
 from tests.core.build import Build, machine
 
@@ -88,6 +88,49 @@ def test_a_state_comes_back_as_late_as_hides_its_copy() -> None:
     none_left = placed(problem_of(problem.step.trace, machine(), 100), states_on_offer(problem))
     assert none_left.states is not None
     assert none_left.states.moves.back.tolist() == [4]
+
+
+def test_states_stay_where_there_is_room_for_them_all_along() -> None:
+    # given states of 100, 50 and 20 bytes, and two layers of 30, the second of which is made while the first is there
+    problem = problem_of(training([30, 30], [100, 50, 20], ns=100), machine(), 150)
+    n = states_on_offer(problem)
+    assert problem.step.size[n].tolist() == [100, 50, 20]
+
+    # then 20 stays: 60 + 20 in forward, 100 + 20 as the first is updated; 50 would make that 170
+    assert problem.step.size[indispensable(problem, n, 150)].tolist() == [100, 50]
+
+
+@given(
+    st.lists(st.integers(1, 60), min_size=1, max_size=4),
+    st.lists(st.integers(1, 90), min_size=1, max_size=5),
+    st.integers(1, 400),
+)
+def test_states_that_have_to_be_away_are_enough_and_none_of_them_could_stay(
+    sizes: list[int], states: list[int], budget: int
+) -> None:
+    problem = problem_of(training(sizes, states), machine(), budget)
+    n, step = states_on_offer(problem), problem.step
+
+    def peak(among: Ints) -> int:
+        left = deciding(problem, among, step.first_read[among])
+        return peak_of(left.step, moves_on_demand(left.step, movable(left)))
+
+    kept = indispensable(problem, n, budget)
+
+    if peak(n) > budget:
+        assert kept.tolist() == n.tolist()
+        return
+    assert peak(kept) <= budget
+    assert all(peak(kept[kept != one]) > budget for one in kept)
+
+
+def test_of_plans_that_are_nearly_as_fast_the_one_that_moves_least_is_taken() -> None:
+    # given states of 10 and 100 bytes, layers of 100 us and copies of 100 ns at most: all plans are nearly as fast
+    trace, on = training([30, 30], [10, 100], ns=10**5), machine()
+
+    # then of 60 + 110 in forward 55 have to be away; the state that is idle longest is not enough, and then not needed
+    made = plan(trace, on, 115, "swap_states", min_size=1)
+    assert [swap.storage for swap in made.swaps if swap.storage < 2] == [1]
 
 
 def test_a_step_with_states_away_holds_less_by_them() -> None:

@@ -6,13 +6,20 @@ from collections.abc import Callable
 from dataclasses import replace
 from functools import partial
 from pathlib import Path
+from typing import Any
 
 import pytest
 import torch
 
 import elbowroom as er
+from elbowroom import search as search_module
+from elbowroom.answers.slowdown import SlowdownNeed
+from elbowroom.cli import main
 from elbowroom.errors import CaptureError, UsageError
 from elbowroom.machine import Link, Tier
+from elbowroom.planners import Means
+from elbowroom.trace import Trace
+from tests.cli.answers import answered
 from tests.torch.virtual_gpu import H100
 
 pytestmark = [pytest.mark.long, pytest.mark.timeout(600)]
@@ -88,6 +95,65 @@ def test_a_plan_within_a_slowdown_lets_a_larger_value_fit() -> None:
     )
 
     assert (planned.value or 0) > (alone.value or 0) > 0
+
+
+@pytest.mark.parametrize(
+    ("allow", "kinds"),
+    [(None, {"accumulation", "optimizer"}), (("swap", "parameter"), {"optimizer", "use"}), (("swap",), set())],
+)
+def test_plans_within_a_slowdown_see_what_they_may_move(
+    allow: tuple[Means, ...] | None, kinds: set[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    seen: list[Trace] = []
+
+    def need(trace: Trace, *_: Any, **__: Any) -> SlowdownNeed:
+        seen.append(trace)
+        return SlowdownNeed(needed_bytes=1, capacity_bytes=CAPACITY, kept_step_ns=1, step_ns=1)
+
+    monkeypatch.setattr(search_module, "within_slowdown", need)
+
+    er.largest(setup_of, vary="batch_size", lower=8, upper=8, machine=SMALL, slowdown=1.2, allow=allow)
+
+    assert len(seen) == 1
+    assert kinds <= {part.kind for part in seen[0].parts}
+    assert bool(seen[0].parts) == bool(kinds)
+
+
+DEEP = """
+import torch
+LAYERS = 4
+model = torch.nn.Sequential(*(torch.nn.Linear(8192, 8192, bias=False) for _ in range(LAYERS))).cuda()
+optimizer = torch.optim.AdamW(model.parameters())
+for _ in range(4):
+    optimizer.zero_grad()
+    model(torch.randn(64, 8192, device="cuda")).sum().backward()
+    optimizer.step()
+"""
+
+
+def test_weights_states_and_gradients_are_away_in_a_search_for_the_number_of_layers(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    (path := tmp_path / "train.py").write_text(DEEP)
+    words = ["largest", str(path), "--vary", "LAYERS=16,32,64", "--gpu", "rtx4090", "--json"]
+
+    def found(*more: str) -> Any:
+        main([*words, *more])
+        return answered(capsys.readouterr().out, "largest")
+
+    alone, planned = (
+        found(),
+        found("--within", "100x", "--planner", "swap_states", "--allow", "swap,state,gradient,parameter"),
+    )
+
+    # then of 24 GiB 16 layers take 16 with gradients and two states, and 64 layers' weights alone would take 16
+    assert alone["largest"]["value"] == 16
+    assert planned["largest"]["value"] == 64
+    assert alone["captures"] * 2 <= planned["captures"]
+    within = next(probe for probe in planned["probes"] if probe["value"] == 64)
+    assert within["planned"]["fits"]
+    assert not within["fits"]
+    assert within["needed_bytes"] > 64 * 2**30 > within["planned"]["needed_bytes"]
 
 
 def test_a_training_that_fails_says_with_which_value() -> None:

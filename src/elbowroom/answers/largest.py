@@ -4,10 +4,13 @@ Computes: the last value of a range that fits, to `PRECISION` of it. The need mu
 capture of the training, so probes should be few. Need is nearly piecewise linear in a batch size, and nearly a parabola
 in a resolution. So a curve is drawn through the three probes nearest to the capacity. The next probe is where it meets
 the capacity. If such a curve misleads, the range is halved instead (its logarithm), and quadrupled while all fits.
+A plan's step may be too slow with a small value and not with a larger one: more compute hides more copies, as
+micro-batches hide those of optimizer states. So values are doubled while the slowdown falls, and the least value that
+is fast enough is then found by bisection.
 Optimal: for a linear need two probes, one at the answer and one at the value after it, which confirms it.
 Ignores: a larger value could fit again, with a kernel that has less scratch memory, for example. If some values and the
 end of the range have one capture, all values between are taken to have it.
-Cost: at most log4(n) + 11 probes of n values; 4 to 6 on real models.
+Cost: at most log4(n) + 11 probes of n values; 4 to 6 on real models. Where small values are too slow 2 log2(n) more.
 """
 
 from __future__ import annotations
@@ -67,6 +70,9 @@ class Largest:
         same_from: a value from which on the knob changes nothing: the captures of it, of a larger value and of the end
             of the range are the same; None if they differ.
         early: what is known and what was not tried, if the search ended early; else "".
+        too_slow: the largest value that is known to be too slow, where a larger one is fast enough or was looked for;
+            None if no value was found that is only too slow.
+        fast_from: the least value that is known to be fast enough, if smaller ones are too slow; else None.
     """
 
     capacity_bytes: int
@@ -76,6 +82,8 @@ class Largest:
     failed: Failed | None = None
     same_from: int | None = None
     early: str = ""
+    too_slow: Probe | None = None
+    fast_from: Probe | None = None
 
     @property
     def value(self) -> int | None:
@@ -96,6 +104,7 @@ def largest(
     most: int,
     multiple_of: int = 1,
     same: Callable[[int, int], bool] | None = None,
+    slowdown: Callable[[int], float | None] | None = None,
     watch: Watch | None = None,
 ) -> Largest:
     """Find the largest value that fits, by few probes.
@@ -111,6 +120,8 @@ def largest(
         most: largest value that is tried.
         multiple_of: only multiples of it are tried.
         same: returns whether two values that were tried had the same capture; None if no two have.
+        slowdown: returns the slowdown within the capacity of a value that was tried, if time is all that it lacks; None
+            if no value can be too slow.
         watch: reports progress, and ends the search early with the largest value so far.
 
     Raises:
@@ -125,7 +136,8 @@ def largest(
             f"largest: given {least}..{most} in multiples of {multiple_of}; allowed is a range from 0 or more with at "
             "least one multiple in it; widen the range"
         )
-    return _found(range(0, last * unit + 1, unit), needed_bytes, capacity_bytes, same, watch, first)
+    values = range(0, last * unit + 1, unit)
+    return _found(values, needed_bytes, capacity_bytes, (same, slowdown), watch, first)
 
 
 def largest_of(
@@ -134,6 +146,7 @@ def largest_of(
     capacity_bytes: int,
     *,
     same: Callable[[int, int], bool] | None = None,
+    slowdown: Callable[[int], float | None] | None = None,
     watch: Watch | None = None,
 ) -> Largest:
     """Find the largest of some values in rising order that fits, by bisection.
@@ -141,23 +154,30 @@ def largest_of(
     >>> largest_of((8, 16, 64, 256), lambda value: 100 + 7 * value, 1000).fits
     Probe(value=64, needed_bytes=548)
     """
-    return _found(values, needed_bytes, capacity_bytes, same, watch, None)
+    return _found(values, needed_bytes, capacity_bytes, (same, slowdown), watch, None)
 
 
 def _found(
     values: Sequence[int],
     needed_bytes: Callable[[int], int],
     capacity_bytes: int,
-    same: Callable[[int, int], bool] | None,
+    known: tuple[Callable[[int, int], bool] | None, Callable[[int], float | None] | None],
     watch: Watch | None,
     first: int | None,
 ) -> Largest:
-    """Search among the places of `values`: by curves from place `first` on, or by bisection if `first` is None."""
+    """Search among the places of `values`: by curves from place `first` on, or by bisection if `first` is None.
+
+    `known` is what `largest` calls `same` and `slowdown`.
+    """
+    same, slowdown = known
 
     def is_same(one: int, other: int) -> bool:
         return same is not None and same(values[one], values[other])
 
-    search = _Search(lambda place: needed_bytes(values[place]), capacity_bytes, values, is_same, first)
+    def slowdown_at(place: int) -> float | None:
+        return slowdown and slowdown(values[place])
+
+    search = _Search(lambda place: needed_bytes(values[place]), capacity_bytes, values, is_same, slowdown_at, first)
     try:
         search.run()
     except ENDS as problem:
@@ -170,7 +190,10 @@ def _found(
 
 @final
 class _Search:
-    """State of a search: places up to `fits` fit, those from `too_large` or `failed` on do not, the rest is unknown."""
+    """State of a search: places up to `fits` fit, those from `too_large` or `failed` on do not, the rest is unknown.
+
+    Places up to `too_slow` do not fit either; `fast_from` is the first place that does, if there are such.
+    """
 
     def __init__(
         self,
@@ -178,12 +201,14 @@ class _Search:
         capacity_bytes: int,
         values: Sequence[int],
         same: Callable[[int, int], bool],
+        slowdown: Callable[[int], float | None],
         first: int | None,
     ) -> None:
         self._needed = needed
         self._capacity_bytes = capacity_bytes
         self._values = values
         self._same = same
+        self._slowdown = slowdown
         self._by_curves = first is not None
         self._first = first or 0
         self.probes: list[Probe] = []
@@ -191,10 +216,13 @@ class _Search:
         self.too_large: Probe | None = None
         self.failed: Failed | None = None
         self.same_from: int | None = None
+        self.too_slow: Probe | None = None
+        self.fast_from: Probe | None = None
 
     def run(self) -> None:
         """Probe until the largest value that fits and the next known one are close, or no value changes anything."""
         self._probe(self._first)
+        self._pass_slow()
         misses = 0 if self._by_curves else _PATIENCE
         while self.fits is not None and (low := self.fits.value + 1) <= (high := self._highest()):
             (fits, needed), known = self.fits, self._is_bounded
@@ -208,6 +236,23 @@ class _Search:
                 misses += self._highest() - self.fits.value > (high - fits) // 2
             elif not self._is_bounded and self.fits.value < 4 * fits:
                 misses += self._free(self.fits.needed_bytes) > self._free(needed) // 2
+
+    def _pass_slow(self) -> None:
+        """Go on to larger places while those tried are only too slow; then close in on the first that is not."""
+        while self.too_slow is not None:
+            low, end = self.too_slow.value + 1, self.fast_from.value if self.fast_from else self._highest() + 1
+            known = self.fast_from is not None or self._is_bounded
+            if low >= end or (known and self._is_close(low - 1, end)):
+                return
+            self._probe((low + end - 1) // 2 if known else min(end - 1, max(low, 2 * self.too_slow.value)))
+
+    def _is_only_slow(self, place: int) -> bool:
+        """Whether a place that does not fit lacks time alone, and less of it than those below; or is below a fit."""
+        if self.fits is not None:
+            return place < self.fits.value
+        slowdown = self._slowdown(place)
+        before = None if self.too_slow is None else self._slowdown(self.too_slow.value)
+        return slowdown is not None and (before is None or slowdown < before)
 
     def _free(self, needed_bytes: int) -> int:
         return self._capacity_bytes - needed_bytes
@@ -230,6 +275,8 @@ class _Search:
             too_large=self.too_large and self._named(self.too_large),
             probes=tuple(map(self._named, self.probes)),
             failed=self.failed and Failed(values[self.failed.value], self.failed.problem),
+            too_slow=self.too_slow and self._named(self.too_slow),
+            fast_from=self.fast_from and self._named(self.fast_from),
             same_from=None if self.same_from is None else values[self.same_from],
         )
 
@@ -276,7 +323,7 @@ class _Search:
         Beyond all probes the lower of curve and line counts: a probe that is far too large costs the most.
         """
         high = min(high, max(low, GROWTH * fits))
-        if len(self.probes) == 1:
+        if len(self._followed()) == 1:
             return min(high, max(low, 2 * fits))
         points = self._near()
         if _through(points, high) < _through(points, low):  # it bends down: no curve of a need
@@ -294,10 +341,15 @@ class _Search:
                 high = middle - 1
         return low
 
+    def _followed(self) -> list[Probe]:
+        """Return the probes that a curve of needs may follow: all but those that are too slow."""
+        slow = -1 if self.too_slow is None else self.too_slow.value
+        return [probe for probe in self.probes if probe.value > slow]
+
     def _near(self) -> list[Probe]:
         """Return the probes nearest to the capacity, none close to another, as the allocator's steps hide slopes."""
         found: list[Probe] = []
-        near = sorted(self.probes, key=lambda probe: abs(probe.needed_bytes - self._capacity_bytes))
+        near = sorted(self._followed(), key=lambda probe: abs(probe.needed_bytes - self._capacity_bytes))
         for probe in near:
             if all(abs(probe.value - other.value) * _APART >= other.value for other in found):
                 found.append(probe)
@@ -307,13 +359,17 @@ class _Search:
         try:
             probe = Probe(place, self._needed(place))
         except CaptureError as problem:
-            if self.fits is None:
+            if (self.fits is None and self.too_slow is None) or (self.fits is not None and place < self.fits.value):
                 raise
             self.failed = Failed(place, str(problem))
             return
         self.probes.append(probe)
         if probe.needed_bytes <= self._capacity_bytes:
-            self.fits = probe
+            self.fits = max(self.fits or probe, probe)
+            if self.too_slow is not None:
+                self.fast_from = min(self.fast_from or probe, probe)
+        elif self._is_only_slow(place):
+            self.too_slow = probe
         else:
             self.too_large = probe
 

@@ -218,6 +218,8 @@ class LargestAnswer:
         largest: the largest value that fits, and its need; null where not even the smallest one does.
         next: the smallest value that is known not to fit, and its need; null where none was found.
         failed: the smallest value with which the script fails; null where it does not.
+        too_slow: the largest value whose plan fits and is too slow, where a larger value is not; null without one.
+        fast_from: the least value that is known to be fast enough, where smaller ones are not; null without one.
         changes_anything: false where the value changes nothing in the training; the exit code is 2 then.
         same_from: the value from which on nothing changes any more; null where each changes something.
         early: what was not tried, where the search ended early; "" where it did not.
@@ -234,6 +236,8 @@ class LargestAnswer:
     largest: Probe | None
     next: Probe | None
     failed: Failed | None
+    too_slow: Probe | None
+    fast_from: Probe | None
     changes_anything: bool
     same_from: int | None
     early: str

@@ -112,7 +112,7 @@ def _traces(script: scripts.Script, cases: Sequence[Case], arguments: argparse.N
         trace = shared.get((facts, job))
         if trace is None:
             asked: set[str] = set()
-            own = {} if job is None else {"job": job}
+            own: dict[str, Any] = {} if job is None else {"job": job}
             trace = scripts.captured(script, machine, arguments, watch, on_asked=asked.update, compiled=True, **own)
             if not asked:
                 shared[facts, job] = trace
@@ -177,7 +177,7 @@ def _in_parts(script: scripts.Script, trace: Trace, case: Case, arguments: argpa
     if script.path.endswith(scripts.RECORD):
         return trace
     machine, job = case
-    own = {} if job is None else {"job": job, "interconnect": arguments.interconnect}
+    own: dict[str, Any] = {} if job is None else {"job": job, "interconnect": arguments.interconnect}
     least_bytes = least_size(machine.tiers[0].capacity_bytes)
     made = scripts.captured(
         script, machine, arguments, watch, in_parts=True, parameters=True, min_size=least_bytes, **own

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import argparse
+from collections.abc import Mapping
+from functools import partial
 from typing import TYPE_CHECKING, Any, final
 
 from elbowroom.capture.script.layout_knobs import is_layout
@@ -10,7 +12,8 @@ from elbowroom.capture.script.script_knobs import Knob, Range, find_knob
 from elbowroom.cli import choosing, layouts_answer, output, ranks, scripts
 from elbowroom.cli.answer_types import LargestAnswer, PlannedValue, ProbedValue
 from elbowroom.cli.progress import progress
-from elbowroom.errors import CaptureError, UsageError
+from elbowroom.errors import UsageError
+from elbowroom.step.least_size import least_size
 from elbowroom.watch import Watch
 
 if TYPE_CHECKING:
@@ -96,11 +99,12 @@ def _searched(trials: Trials, vary: Range, multiple_of: int) -> Largest:
     from elbowroom.answers.largest import largest, largest_of
 
     capacity_bytes = trials.machine.tiers[0].capacity_bytes
-    need, same, watch = trials.tried.needed_bytes, trials.tried.is_same, trials.watch
+    tried = trials.tried
+    others = {"same": tried.is_same, "slowdown": tried.slowdown, "watch": trials.watch}
     if vary.values:
-        return largest_of(vary.values, need, capacity_bytes, same=same, watch=watch)
-    least, most = vary.least, vary.most
-    return largest(need, capacity_bytes, least=least, most=most, multiple_of=multiple_of, same=same, watch=watch)
+        return largest_of(vary.values, tried.needed_bytes, capacity_bytes, **others)
+    ends = {"least": vary.least, "most": vary.most, "multiple_of": multiple_of}
+    return largest(tried.needed_bytes, capacity_bytes, **ends, **others)
 
 
 def _slowdown(arguments: argparse.Namespace) -> float | None:
@@ -134,7 +138,11 @@ def _slowdown(arguments: argparse.Namespace) -> float | None:
 
 @final
 class Trials:
-    """Estimates of a script by the value of its knob, each made once."""
+    """Estimates of a script by the value of its knob, each made once.
+
+    Attributes:
+        captures: number of captures so far.
+    """
 
     def __init__(
         self,
@@ -151,11 +159,20 @@ class Trials:
         self.knob = knob
         self.slowdown = slowdown
         self.watch = watch
+        self.captures = 0
         self._arguments = arguments
         self._job = job
         from elbowroom.answers.tried_values import TriedValues
+        from elbowroom.planners import means_of, parts_for
 
-        self.tried = TriedValues(self._captured, machine, None if slowdown is None else self._plan)
+        size_bytes = least_size(machine.tiers[0].capacity_bytes)
+        parts = parts_for(means_of(choosing.allowed(arguments.allow)), size_bytes)
+        self.tried = TriedValues(
+            self._captured,
+            machine,
+            None if slowdown is None else self._plan,
+            partial(self._captured, parts=parts) if parts["in_parts"] else None,
+        )
 
     def _plan(self, value: int, trace: Trace) -> SlowdownNeed:
         from elbowroom.answers.slowdown import within_slowdown
@@ -172,37 +189,31 @@ class Trials:
         values = ", ".join(map(str, looked[:-1]))
         return f"the captures of {values} and {looked[-1]} are the same"
 
-    def _captured(self, value: int) -> Trace:
+    def _captured(self, value: int, parts: Mapping[str, Any] | None = None) -> Trace:
         """Capture the script with a value.
+
+        Args:
+            value: the value.
+            parts: options that show what plans move; None for the script as it is.
 
         Raises:
             CaptureError: it could not be captured; the message names the value.
             TimeOver: the time is over.
         """
-        given, what = self._arguments, f"{self._looked_at()}now {self.knob.name} = {value}"
-        self.watch.say(what)
-        turned = self.knob.turned(given.script_arguments, value)
-        try:
-            trace = self.script.capture(
-                turned.arguments,
-                machine=self.machine,
-                steps=given.steps,
-                timeout_s=self.watch.left_s(),
-                environment=turned.environment,
-                constants=turned.constants,
-                on_phase=lambda phase: self.watch.say(f"{what}: {phase}"),
-                network=given.network,
-                job=self._job,
-                interconnect=given.interconnect,
-            )
-        except CaptureError as problem:
-            if self.watch.is_over:
-                raise self.watch.over() from problem
-            raise CaptureError(
-                f"with {self.knob.label} = {value}{self._guessed()}: {problem}", ours=problem.ours
-            ) from problem
-        self.watch.left_s()  # raises if the limit cut the capture short: that is no answer for this value
-        return trace
+        self.captures += 1
+        given, name = self._arguments, f"{self.knob.name} = {value}"
+        return scripts.captured_in_time(
+            self.script,
+            self.machine,
+            given,
+            self.watch,
+            failing=f"with {self.knob.label} = {value}{self._guessed()}",
+            what=f"{self._looked_at()}now {name}{', for its plan' if parts else ''}",
+            turned=self.knob.turned(given.script_arguments, value),
+            job=self._job,
+            interconnect=given.interconnect,
+            **(parts or {}),
+        )
 
     def _looked_at(self) -> str:
         verdicts = {value: answer.fits for value, answer in self.tried.answers.items() if self.slowdown is None}
@@ -245,10 +256,12 @@ def figures(trials: Trials, found: Largest) -> LargestAnswer:
         largest=found.fits,
         next=found.too_large,
         failed=found.failed,
+        too_slow=found.too_slow,
+        fast_from=found.fast_from,
         changes_anything=not found.has_no_effect,
         same_from=found.same_from,
         early=found.early,
-        captures=len(found.probes) + (found.failed is not None),
+        captures=trials.captures,
         within=trials.slowdown,
         probes=tuple(_probed(trials, value) for value, _ in found.probes),
     )

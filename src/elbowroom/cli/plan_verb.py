@@ -132,9 +132,8 @@ def _given(
     Collectives of a trace from a file keep their times if no interconnect is given.
     """
     from elbowroom.machine import Machine
-    from elbowroom.planners import means_of
+    from elbowroom.planners import means_of, parts_for
     from elbowroom.planners.budget.budgets import device_bytes
-    from elbowroom.planners.problem import OF_STATES
     from elbowroom.step.exchange_times import with_exchange_times
     from elbowroom.trace import Trace
     from elbowroom.units import parse_budget
@@ -150,11 +149,7 @@ def _given(
     if trace is not None:
         return trace if arguments.interconnect is None else with_exchange_times(trace, wires), machine
     own = {} if job is None else {"job": job, "interconnect": arguments.interconnect}
-    parts: dict[str, Any] = {
-        "in_parts": not set(OF_STATES).isdisjoint(means),
-        "min_size": asked.get("min_size", follows),
-        "parameters": "parameter" in means,
-    }
+    parts = parts_for(means, asked.get("min_size", follows))
     return scripts.captured(script, machine, arguments, watch, **parts, **own), machine
 
 

@@ -13,12 +13,13 @@ from elbowroom.allocator.settings import set_in
 from elbowroom.capture.script import STEPS, TIMEOUT_S
 from elbowroom.capture.script.find_module import module_file
 from elbowroom.cli.run_settings import given_or_set
-from elbowroom.errors import UsageError
+from elbowroom.errors import CaptureError, UsageError
 from elbowroom.files.record_files import why_no_file
 from elbowroom.machine import Machine
 from elbowroom.watch import Watch
 
 if TYPE_CHECKING:
+    from elbowroom.capture.script.script_knobs import Variation
     from elbowroom.trace import Trace
 
 PLANNER = "optimal"
@@ -141,24 +142,71 @@ def machine_of(given: str | None) -> Machine:
     return machines[0]
 
 
-def captured(script: Script, machine: Machine, arguments: argparse.Namespace, watch: Watch, **options: Any) -> Trace:
+def captured(
+    script: Script,
+    machine: Machine,
+    arguments: argparse.Namespace,
+    watch: Watch,
+    *,
+    what: str = "",
+    turned: Variation | None = None,
+    **options: Any,
+) -> Trace:
     """Capture the trace of a script on a virtual machine, with the options of these verbs.
+
+    Args:
+        script: the script.
+        machine: the machine.
+        arguments: words of the command.
+        watch: shows progress, and limits the time.
+        what: what is captured, in words; the script by default.
+        turned: the command with another value of a knob; None for the script as it is.
+        options: further ones of `capture_script`.
 
     Raises:
         CaptureError: it could not be captured.
         TimeOver: no time is left.
     """
-    what = f"{script.label} on a virtual {machine.name}"
+    what = what or f"{script.label} on a virtual {machine.name}"
     watch.say(f"{what}: starting Python and importing torch")
     return script.capture(
-        arguments.script_arguments,
+        arguments.script_arguments if turned is None else turned.arguments,
         machine=machine,
         steps=arguments.steps,
         timeout_s=watch.left_s(),
+        environment=turned and turned.environment,
+        constants=turned and turned.constants,
         on_phase=lambda phase: watch.say(f"{what}: {phase}"),
         network=arguments.network,
         **options,
     )
+
+
+def captured_in_time(
+    script: Script, machine: Machine, arguments: argparse.Namespace, watch: Watch, *, failing: str, **options: Any
+) -> Trace:
+    """Capture as `captured` does, as one of many captures.
+
+    Args:
+        script: the script.
+        machine: the machine.
+        arguments: words of the command.
+        watch: shows progress, and limits the time.
+        failing: begins the message of a capture that fails.
+        options: as for `captured`.
+
+    Raises:
+        CaptureError: it could not be captured.
+        TimeOver: the time is over, or cut the capture short.
+    """
+    try:
+        trace = captured(script, machine, arguments, watch, **options)
+    except CaptureError as problem:
+        if watch.is_over:
+            raise watch.over() from problem
+        raise CaptureError(f"{failing}: {problem}", ours=problem.ours) from problem
+    watch.left_s()  # raises if the limit cut the capture short: that is no answer
+    return trace
 
 
 def script_of(arguments: argparse.Namespace, verb: str) -> Script:

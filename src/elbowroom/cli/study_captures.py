@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, final
 
 from elbowroom.answers.study_points import StudyCase, with_memory
 from elbowroom.cli import choosing, scripts
-from elbowroom.errors import CaptureError
+from elbowroom.planners import means_of, parts_for
 from elbowroom.step.least_size import least_size
 from elbowroom.watch import Watch
 
@@ -73,27 +73,8 @@ class StudyCaptures:
         given, where = self._arguments, f"on a virtual {machine.name}"
         what = f"{self._knob.name} = {value} {where}" if self._knob and value is not None else where
         turned = self._knob.turned(given.script_arguments, value) if self._knob and value is not None else None
-        allowed = choosing.allowed(given.allow)
-        parts = {} if least_bytes is None else {"in_parts": True, "min_size": least_bytes}
-        if parts:
-            parts["parameters"] = allowed is not None and "parameter" in allowed
-        self._watch.say(f"{what}: starting Python and importing torch")
-        try:
-            trace = self._script.capture(
-                given.script_arguments if turned is None else turned.arguments,
-                machine=machine,
-                steps=given.steps,
-                timeout_s=self._watch.left_s(),
-                environment=turned and turned.environment,
-                constants=turned and turned.constants,
-                on_phase=lambda phase: self._watch.say(f"{what}: {phase}"),
-                network=given.network,
-                kept=True,
-                **parts,
-            )
-        except CaptureError as problem:
-            if self._watch.is_over:
-                raise self._watch.over() from problem
-            raise CaptureError(f"{what}: {problem}", ours=problem.ours) from problem
-        self._watch.left_s()  # raises if the limit cut the capture short
-        return trace
+        means = means_of(choosing.allowed(given.allow))
+        parts = {} if least_bytes is None else parts_for(means, least_bytes)
+        return scripts.captured_in_time(
+            self._script, machine, given, self._watch, failing=what, what=what, turned=turned, kept=True, **parts
+        )

@@ -147,7 +147,8 @@ class Parameters:
 
     def _place(self, known: StepPlan, carried: dict[tuple[int, int], int]) -> None:
         self._away.of_window.clear()
-        keep = set(self._away.entries)
+        left = list(self._away.entries)
+        keep = set(left)
         for (use, place), n in carried.items():
             refs = self._last[use] if use < len(self._last) else []
             one: Touched = by_key(refs[place : place + 1])
@@ -159,7 +160,9 @@ class Parameters:
                     keep.discard(key)
                 elif entry is None and one[key][0].nbytes() == size_bytes and not self._is_held(one, key):
                     self._leave(one[key][0], n, known)
-        for key in keep if self._loading is None else keep & self._used().keys():
+        used = self._used()
+        come = [key for key in used if key in keep]  # in the order of their use, so that each start lays them out alike
+        for key in come if self._loading is not None else [*come, *(key for key in left if key in keep - used.keys())]:
             self._arrive(key)
         self._executor.settle()
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
+from typing import Any
 
 from elbowroom.allocator.settings import as_set_by_script
 from elbowroom.errors import Infeasible, UsageError
@@ -26,7 +27,7 @@ from elbowroom.planners.budget.least import checked_slowdown, least_plan
 from elbowroom.planners.budget.remedies import Refused, with_remedies
 from elbowroom.planners.installed import Planners
 from elbowroom.planners.optimal.optimal import optimal
-from elbowroom.planners.problem import DEFAULT_MEANS, MEANS, Judge, Means, Planner, Problem, any_recompute
+from elbowroom.planners.problem import DEFAULT_MEANS, MEANS, OF_STATES, Judge, Means, Planner, Problem, any_recompute
 from elbowroom.planners.request import TIME_LIMIT_S, PlanRequest, ResolvedBudget
 from elbowroom.step.check import check
 from elbowroom.step.last_step import last_step
@@ -51,6 +52,7 @@ __all__ = [
     "asking",
     "check",
     "means_of",
+    "parts_for",
     "plan",
     "requested",
 ]
@@ -221,6 +223,17 @@ def means_of(allow: Sequence[Means] | None) -> tuple[Means, ...]:
     if unknown := [means for means in allow if means not in MEANS]:
         raise UsageError(f"allow: given {unknown[0]!r}; allowed are {', '.join(MEANS)}; take any of them")
     return tuple(means for means in MEANS if means in allow)
+
+
+def parts_for(means: Sequence[Means], min_size: int | str) -> dict[str, Any]:
+    """Return the options of a capture that shows what plans of some means move.
+
+    Args:
+        means: the means.
+        min_size: smaller states and parameters stay; bytes or text.
+    """
+    moves = not set(OF_STATES).isdisjoint(means)
+    return {"in_parts": moves, "min_size": min_size, "parameters": "parameter" in means}
 
 
 def _limit(time_limit_s: float) -> float:

@@ -357,6 +357,9 @@ def _planned_cells(value: int, planned: SlowdownNeed) -> tuple[str, ...]:
 def outcome(label: str, found: Largest, same: str = "") -> str:
     """Say what a search found, in a sentence or two."""
     capacity = format_bytes(found.capacity_bytes)
+    if found.fits is None and found.too_slow is not None:
+        slow = f"with {found.too_slow.value} a plan fits {capacity}, and its step takes too long"
+        return f"no value of {label} that was looked at is fast enough: {slow}; allow a larger factor, or other means"
     if found.fits is None:
         assert found.too_large is not None
         least, needed_bytes = found.too_large
@@ -368,7 +371,16 @@ def outcome(label: str, found: Largest, same: str = "") -> str:
     if found.same_from is not None:
         beyond = f"beyond {found.same_from} it has no effect: {same}"
         return f"every value of {label} up to {value} fits; {beyond}; {need}"
-    return f"the largest value of {label} that fits is {value}: {need}{_following(found)}"
+    return f"the largest value of {label} that fits is {value}: {need}{_following(found)}{_slow(found)}"
+
+
+def _slow(found: Largest) -> str:
+    """Say from which value on a plan is fast enough, if smaller ones are too slow."""
+    if found.fast_from is None or found.too_slow is None:
+        return ""
+    fast, slow = found.fast_from.value, found.too_slow.value
+    between = "" if found.early or fast == slow + 1 else " (between them was not looked)"
+    return f". From {fast} on a plan is fast enough; with {slow} it is not{between}"
 
 
 def _following(found: Largest) -> str:

@@ -24,7 +24,7 @@ from elbowroom.plan import Recompute
 from elbowroom.planners.optimal.refine import Pool, covered
 from elbowroom.planners.optimal.swaps_after_recomputes import Basis, basis_again
 from elbowroom.planners.optimal.trial import Trial, tried
-from elbowroom.planners.problem import DecidedStates, Judge, Problem
+from elbowroom.planners.problem import DecidedStates, Judge, Problem, movable, moves_on_demand
 from elbowroom.simulate.lanes import copy_ns
 from elbowroom.step.last_step import Flags, Ints, LastStep, listed
 from elbowroom.step.moves import Moves, each_once, is_away, moves_of, need, windows_by_storage
@@ -83,6 +83,35 @@ def all_away(problem: Problem) -> Problem:
     """Return the problem with every state on offer away until it is used: this needs the fewest bytes."""
     n = states_on_offer(problem)
     return deciding(problem, n, problem.step.first_read[n])
+
+
+def indispensable(problem: Problem, n: Ints, budget_bytes: int) -> Ints:
+    """Return those of states `n` that have to be away for a budget, where all saves that may be are, back on demand.
+
+    One after the other stays on the device if there is room for it all along, the last one first. This is the reverse
+    deletion of covering problems: no other one of the result could stay, though another set may be smaller.
+
+    Args:
+        problem: a problem without decided states.
+        n: the states, those that stay last first.
+        budget_bytes: allocated bytes that the device may hold; if `n` are not enough for it, all of them are returned.
+    """
+    step, away = problem.step, moves_of(problem.step, n, problem.step.first_read[n])
+    left = deciding(problem, n, step.first_read[n])
+    held = need(left.step, moves_on_demand(left.step, movable(left)))
+    if held.max() > budget_bytes:
+        return n
+    place = {window: i for i, window in enumerate(listed(away.n))}
+    stays = set[int]()
+    for window in reversed(listed(n)):
+        i = place[window]
+        begin, end, size = int(away.begin[i]), int(away.end[i]), int(away.size[i])
+        parts = (slice(begin, None), slice(end)) if away.wraps[i] else (slice(begin, end),)
+        if all(held[part].max(initial=0) + size <= budget_bytes for part in parts):
+            stays.add(window)
+            for part in parts:
+                held[part] += size
+    return np.array([window for window in listed(n) if window not in stays], dtype=np.int64)
 
 
 def for_free(problem: Problem) -> Problem:
