@@ -14,6 +14,7 @@ from elbowroom.answers.moved_bytes import MovedBytes
 from elbowroom.hardware.gpu_table import Figure
 from elbowroom.hardware.gpus import FigureSource
 from elbowroom.machine import Link, Tier
+from elbowroom.simulate.energy import Energy
 from elbowroom.step.plan_summary import StorageShare
 from elbowroom.timeline import Source
 from elbowroom.trace import Category, Remark
@@ -107,6 +108,7 @@ class MachineEstimate:
         step_ns: simulated time of the last step, with its collectives; null where nothing is exchanged.
         wait_ns: the part of it in which compute waits for collectives; null where nothing is exchanged.
         nccl: NCCL's own memory, which is in no other figure; null where nothing is exchanged.
+        energy: simulated energy of the last step with everything kept; null where the board's power is not known.
         remarks: what the capture did not know, assumed or kept away.
     """
 
@@ -137,6 +139,7 @@ class MachineEstimate:
     step_ns: int | None
     wait_ns: int | None
     nccl: ExchangeMemory | None
+    energy: Energy | None
     remarks: tuple[Remark, ...]
 
 
@@ -256,6 +259,7 @@ class TimelineFigures:
         swapped_out_bytes: what leaves the device.
         swapped_back_bytes: what comes back.
         at_peak: bytes on the device at the allocated peak by category, the largest first.
+        energy: simulated energy of the step; null for a measured step, and where the board's power is not known.
     """
 
     peak_allocated_bytes: int
@@ -267,6 +271,7 @@ class TimelineFigures:
     swapped_out_bytes: int
     swapped_back_bytes: int
     at_peak: dict[Category, int]
+    energy: Energy | None
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -18,6 +18,7 @@ from elbowroom.machine import Machine
 from elbowroom.plan import Bound, Plan
 from elbowroom.report import ENDINGS, Record, Subject, subject_of, write, write_file
 from elbowroom.report.comparison import Sides, comparison_sentences, is_pair, sides_of
+from elbowroom.report.figures import energy
 from elbowroom.step.plan_summary import StorageShare, decided
 from elbowroom.timeline import Source, Timeline
 from elbowroom.trace import Trace
@@ -108,7 +109,7 @@ def comparison_figures(sides: Sides) -> ComparisonAnswer:
         names=(first.name, second.name),
         answer=comparison_sentences(sides),
         budgets_bytes=tuple(None if side.subject.plan is None else side.subject.plan.budget_bytes for side in sides),
-        steps=tuple(line_figures(side.line) for side in sides),
+        steps=tuple(line_figures(side.line, side.subject) for side in sides),
     )
 
 
@@ -174,9 +175,9 @@ def figures(subject: Subject) -> ReportAnswer:
         algorithms=len(plan.algorithms) if plan else None,
         decided=shares(subject),
         bound=bound_figures(plan.bound if plan else None),
-        everything_kept=line_figures(subject.kept) if subject.kept else None,
-        simulated=line_figures(subject.simulated) if subject.simulated else None,
-        measured=line_figures(subject.measured) if subject.measured else None,
+        everything_kept=line_figures(subject.kept, subject) if subject.kept else None,
+        simulated=line_figures(subject.simulated, subject) if subject.simulated else None,
+        measured=line_figures(subject.measured, subject) if subject.measured else None,
         pareto=subject.pareto,
     )
 
@@ -200,8 +201,8 @@ def bound_figures(proven: Bound | None) -> BoundFigures | None:
     )
 
 
-def line_figures(line: Timeline) -> TimelineFigures:
-    """A timeline for programs."""
+def line_figures(line: Timeline, subject: Subject) -> TimelineFigures:
+    """A timeline of a subject for programs."""
     return TimelineFigures(
         peak_allocated_bytes=line.peak_allocated_bytes,
         peak_reserved_bytes=line.peak_reserved_bytes,
@@ -212,4 +213,5 @@ def line_figures(line: Timeline) -> TimelineFigures:
         swapped_out_bytes=line.swapped_out_bytes,
         swapped_back_bytes=line.swapped_back_bytes,
         at_peak=dict(line.at_peak),
+        energy=energy(subject, line),
     )
