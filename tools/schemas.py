@@ -34,7 +34,7 @@ from elbowroom.files.record_files import VERSIONS
 from elbowroom.machine import Machine
 from elbowroom.plan import Plan
 from elbowroom.report.rank_table import RankTimes
-from elbowroom.run.account import StepFigures
+from elbowroom.run.account import MeasuredEnergy, StepFigures
 from elbowroom.run.kind_totals import Kind
 from elbowroom.timeline import Timeline
 from elbowroom.trace import Trace
@@ -48,7 +48,7 @@ LATER = {
     kind.__name__: kind
     for kind in (
         *(Collectives, ExchangeMemory, Moment, Failed, Probe, ModuleShare, Pareto, RankTimes, StepFigures, Kind),
-        *(StudyPoint, StudiedLink),
+        *(StudyPoint, StudiedLink, MeasuredEnergy),
     )
 }
 """What answer_types.py imports for type checkers alone, as its verbs load no torch for --help."""

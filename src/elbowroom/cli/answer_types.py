@@ -31,7 +31,7 @@ if TYPE_CHECKING:
     from elbowroom.answers.pareto import Pareto
     from elbowroom.answers.study_points import StudyPoint
     from elbowroom.report.rank_table import RankTimes
-    from elbowroom.run.account import StepFigures
+    from elbowroom.run.account import MeasuredEnergy, StepFigures
     from elbowroom.run.kind_totals import Kind
 
 
@@ -545,6 +545,9 @@ class RunAnswer:
         recomputes: how many recipes of the last plan rebuild storages.
         simulated_peak_allocated_bytes: peak of the last plan, simulated; null if there was none.
         measured_peak_allocated_bytes: the most that recorded steps held.
+        energy: what the computer's own counter measured; null where none can be read.
+        simulated_energy: energy of a step of the last plan, simulated; null without one, and where the power of the
+            board is not known.
         kinds: kinds of steps, those that need most first.
         steps: the steps in their order; of a long training the last few thousand.
     """
@@ -561,6 +564,8 @@ class RunAnswer:
     recomputes: int
     simulated_peak_allocated_bytes: int | None
     measured_peak_allocated_bytes: int
+    energy: MeasuredEnergy | None
+    simulated_energy: Energy | None
     kinds: tuple[Kind, ...]
     steps: tuple[StepFigures, ...]
 

@@ -297,6 +297,8 @@ def figures(room: Room, script: str, code: int) -> RunAnswer:
         recomputes=len(room.plan.recomputes) if room.plan else 0,
         simulated_peak_allocated_bytes=room.simulated.peak_allocated_bytes if room.simulated else None,
         measured_peak_allocated_bytes=run.kinds.measured_peak_bytes or run.held_bytes,
+        energy=run.measured_energy,
+        simulated_energy=run.simulated_energy,
         kinds=tuple(run.kinds),
         steps=tuple(room.steps),
     )
