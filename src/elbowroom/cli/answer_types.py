@@ -695,7 +695,7 @@ class WatchedRun:
     script: str
     device: str
     steps: int
-    mode: Literal["observe", "frugal", "plan", "keep"]
+    mode: Mode
     plan: str
     budget_bytes: int
     planned_peak_bytes: int
