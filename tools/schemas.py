@@ -34,6 +34,7 @@ from elbowroom.files.record_files import VERSIONS
 from elbowroom.machine import Machine
 from elbowroom.plan import Plan
 from elbowroom.report.rank_table import RankTimes
+from elbowroom.report.run_comparison import RunFigure
 from elbowroom.run.account import MeasuredEnergy, StepFigures
 from elbowroom.run.kind_totals import Kind
 from elbowroom.timeline import Timeline
@@ -48,7 +49,7 @@ LATER = {
     kind.__name__: kind
     for kind in (
         *(Collectives, ExchangeMemory, Moment, Failed, Probe, ModuleShare, Pareto, RankTimes, StepFigures, Kind),
-        *(StudyPoint, StudiedLink, MeasuredEnergy),
+        *(StudyPoint, StudiedLink, MeasuredEnergy, RunFigure),
     )
 }
 """What answer_types.py imports for type checkers alone, as its verbs load no torch for --help."""

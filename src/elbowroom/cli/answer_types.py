@@ -16,7 +16,7 @@ from elbowroom.hardware.gpus import FigureSource
 from elbowroom.machine import Link, Tier
 from elbowroom.simulate.energy import Energy
 from elbowroom.step.plan_summary import StorageShare
-from elbowroom.timeline import Source
+from elbowroom.timeline import Mode, Source
 from elbowroom.trace import Category, Remark
 
 FileKind = Literal["trace", "plan", "report", "curve"]
@@ -31,6 +31,7 @@ if TYPE_CHECKING:
     from elbowroom.answers.pareto import Pareto
     from elbowroom.answers.study_points import StudyPoint
     from elbowroom.report.rank_table import RankTimes
+    from elbowroom.report.run_comparison import RunFigure
     from elbowroom.run.account import MeasuredEnergy, StepFigures
     from elbowroom.run.kind_totals import Kind
 
@@ -482,6 +483,21 @@ class ComparisonAnswer:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+class RunPairAnswer:
+    """What `elbowroom report --json` prints for two files of `elbowroom run --json`.
+
+    Attributes:
+        names: what each run is called: its file.
+        answer: how they differ, in sentences.
+        figures: what both measured; times and moved bytes of a step are medians over its steps.
+    """
+
+    names: tuple[str, str]
+    answer: tuple[str, ...]
+    figures: tuple[RunFigure, ...]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class PlanAnswer:
     """What `elbowroom plan --json` prints.
 
@@ -858,6 +874,7 @@ SCHEMAS: Mapping[type, Schema] = {
     RunAnswer: Schema("run", 1),
     ReportAnswer: Schema("report", 1),
     ComparisonAnswer: Schema("comparison", 1),
+    RunPairAnswer: Schema("run-pair", 1),
     RanksAnswer: Schema("ranks", 1),
     MachineAnswer: Schema("machine", 1),
     MachineListAnswer: Schema("machine-list", 1),

@@ -95,7 +95,11 @@ def _add_options(parser: argparse.ArgumentParser, kind: str) -> None:
     parser.add_argument("--planner", metavar="NAME", help=f"who plans (default: {scripts.PLANNER})")
     choosing.add_allow(parser)
     parser.add_argument(
-        "--time-limit", type=float, default=EFFORT_S, metavar="S", help="seconds to search a plan (default: %(default)s)"
+        "--time-limit",
+        type=float,
+        default=EFFORT_S,
+        metavar="S",
+        help="seconds to search a plan (default: %(default)s)",
     )
     parser.add_argument("-o", "--out", metavar="FILE", help="write it: .html, .svg (the picture), .txt or .csv")
 

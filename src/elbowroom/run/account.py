@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
-from typing import Literal, Protocol
+from typing import Protocol
 
 from elbowroom.engine.entries import Counters
 from elbowroom.hardware.energy_meters import MeterSource
@@ -12,9 +12,8 @@ from elbowroom.run.kind_totals import Kinds
 from elbowroom.run.step_kinds import StepKind
 from elbowroom.simulate.energy import Energy
 from elbowroom.step.plan_summary import Decided, decided
+from elbowroom.timeline import Mode
 from elbowroom.units import format_bytes, format_joules, format_ns
-
-Mode = Literal["observe", "frugal", "plan", "keep"]
 
 
 class HeldMemory(Protocol):

@@ -19,7 +19,7 @@ from elbowroom.notices import Once, warn, warn_once
 from elbowroom.plan import Plan
 from elbowroom.planners.budget.run_budget import simulated
 from elbowroom.run import account as figures
-from elbowroom.run.account import MeasuredEnergy, Mode, StepFigures
+from elbowroom.run.account import MeasuredEnergy, StepFigures
 from elbowroom.run.kind_totals import Kinds, beyond
 from elbowroom.run.learner import Learner
 from elbowroom.run.run_now import RunNow, plan_in_force
@@ -27,7 +27,7 @@ from elbowroom.run.step_kinds import StepKind
 from elbowroom.run.step_loggers import Log, log_of, values_of
 from elbowroom.simulate.energy import Energy, energy_of
 from elbowroom.step.least_size import said
-from elbowroom.timeline import Timeline
+from elbowroom.timeline import Mode, Timeline
 from elbowroom.trace import Trace
 from elbowroom.units import format_bytes
 
