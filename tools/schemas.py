@@ -82,12 +82,12 @@ def is_record(hint: object) -> typing.TypeGuard[type]:
 
 def described(kind: type) -> dict[str, str]:
     """What the docstring of a record says of each field."""
-    text = inspect.getdoc(kind) or ""
-    parts = ATTRIBUTE.split(text.partition("Attributes:\n")[2])
     found: dict[str, str] = {}
-    for names, words in zip(parts[1::2], parts[2::2], strict=True):
-        said = " ".join(words.split())
-        found |= dict.fromkeys(names.split(", "), re.sub(r"\bNone\b", "null", said))
+    for each in reversed(kind.__mro__):  # of a record that adds fields to another one
+        parts = ATTRIBUTE.split((inspect.cleandoc(each.__doc__ or "")).partition("Attributes:\n")[2])
+        for names, words in zip(parts[1::2], parts[2::2], strict=True):
+            said = " ".join(words.split())
+            found |= dict.fromkeys(names.split(", "), re.sub(r"\bNone\b", "null", said))
     return found
 
 

@@ -14,9 +14,10 @@ from elbowroom.answers.moved_bytes import MovedBytes
 from elbowroom.hardware.gpu_table import Figure
 from elbowroom.hardware.gpus import FigureSource
 from elbowroom.machine import Link, Tier
+from elbowroom.run_moment import RunMoment
 from elbowroom.simulate.energy import Energy
 from elbowroom.step.plan_summary import StorageShare
-from elbowroom.timeline import Mode, Source
+from elbowroom.timeline import Source
 from elbowroom.trace import Category, Remark
 
 FileKind = Literal["trace", "plan", "report", "curve"]
@@ -687,39 +688,17 @@ class CacheAnswer:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class WatchedRun:
+class WatchedRun(RunMoment):
     """One run that goes on.
 
     Attributes:
         process: number of its process.
         script: the script, as it was named.
-        device: the device whose storages move, such as "cpu" or "cuda:0".
-        steps: number of steps that have ended.
-        mode: what the present step is, or else the last one: see `steps[].mode` of a run.
-        plan: the plan in force in words, or why there is none.
-        budget_bytes: what the device may hold.
-        planned_peak_bytes: the most that the plan holds; 0 without one.
-        device_bytes: what the device holds: reserved bytes on CUDA; in RAM, the most that a recorded step held.
-        resident_bytes: resident memory of the process.
-        lower_bytes: what lies on each lower tier.
-        pinned_bytes: page-locked host memory.
-        last_step_ns: time of the last step; null before it.
         totals: sums over all steps: stall_ns, swapped_out_bytes, swapped_back_bytes, recomputed_bytes, mismatches.
     """
 
     process: int
     script: str
-    device: str
-    steps: int
-    mode: Mode
-    plan: str
-    budget_bytes: int
-    planned_peak_bytes: int
-    device_bytes: int
-    resident_bytes: int
-    lower_bytes: dict[str, int]
-    pinned_bytes: int
-    last_step_ns: int | None
     totals: dict[str, int]
 
 
