@@ -15,6 +15,9 @@ from elbowroom.hardware.power import COMPUTE_SHARE, IDLE_SHARE, STREAM_POWER_SHA
 from elbowroom.machine import Link, Machine, Rate, Tier
 from elbowroom.plan import Plan, Recompute, Swap
 from elbowroom.planners import plan
+from elbowroom.report import subject_of
+from elbowroom.report.comparison import headline_differences, sides_of
+from elbowroom.report.figures import energy
 from elbowroom.simulate.energy import HOST_COPY, Energy, EnergyPrices, energy_of, kept_energy
 from elbowroom.simulate.simulate import simulate
 from elbowroom.trace import Op, Trace
@@ -161,6 +164,21 @@ def test_prices_make_the_time_of_a_plan_its_joules() -> None:
     assert rebuilt - kept == 740
     # and copies of 9 MB each way that hide behind compute take 5 mJ
     assert swapped - kept == 5
+
+
+def test_two_plans_are_compared_by_their_joules_and_a_measured_step_has_none() -> None:
+    trace, machine = stalling(), board(rate=10**10)
+    kept = Plan(trace_id=trace.id, planner="by hand", budget_bytes=10**9)
+    again = replace(kept, recomputes=(Recompute(storages=(2,), recipe=(1,), before_op=4),))
+    sides = sides_of({"trace": trace, "machine": machine, "kept": kept, "again": again})
+
+    # then the 10 ms at 74 W that run again are the difference
+    (row,) = (each for each in headline_differences(sides) if each.name == "energy, simulated")
+    assert row.difference.startswith("+740 mJ (")
+
+    line = simulate(trace, machine)
+    assert energy(subject_of(trace, machine), replace(line, source="measured")) is None
+    assert energy(subject_of(trace, machine), line) == energy_of(line, trace, machine)
 
 
 def test_only_the_planner_that_weighs_energy_is_asked_for_it() -> None:

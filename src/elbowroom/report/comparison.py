@@ -13,13 +13,13 @@ from elbowroom.answers.memory_tree import module_bytes
 from elbowroom.answers.moved_bytes import moved_bytes
 from elbowroom.errors import UsageError
 from elbowroom.plan import Plan
-from elbowroom.report.figures import HEADLINES, StorageRow, largest_storages
+from elbowroom.report.figures import ENERGY, HEADLINES, StorageRow, energy, largest_storages
 from elbowroom.report.peak_section import held_of
 from elbowroom.report.subject import Record, Subject, kind_of, subject_of
 from elbowroom.simulate.simulate import simulate
 from elbowroom.timeline import Timeline
 from elbowroom.trace import Category, Trace
-from elbowroom.units import format_bytes, format_ns
+from elbowroom.units import format_bytes, format_joules, format_ns
 
 MODULES_SHOWN = 30
 MOST_TIMES = 10
@@ -172,6 +172,10 @@ def headline_differences(sides: Sides) -> Iterator[Difference]:
         said = changed(*bytes_of[name], format_bytes) if name in bytes_of else ""
         said = changed(*times_of[name], format_ns) if name in times_of else said
         yield Difference(name=name, first=show(first), second=show(second), difference=said)
+    one, other = (energy(side.subject, side.line) for side in sides)
+    if one is not None and other is not None:
+        said = changed(one.likely_millijoules, other.likely_millijoules, format_joules)
+        yield Difference(name=ENERGY, first=one.words, second=other.words, difference=said)
 
 
 def changed(one: int, other: int, show: Callable[[int], str]) -> str:

@@ -69,6 +69,9 @@ HEADLINES: tuple[tuple[str, Callable[[Timeline], str]], ...] = (
     ("peak below the device", lambda line: _below(line)),
 )
 
+ENERGY = "energy, simulated"
+"""Name of the row of joules, which a measured step leaves empty."""
+
 
 def _below(line: Timeline) -> str:
     """Return the most bytes on the lower tiers as text; "" if the timeline has swaps without curves of these tiers."""
@@ -82,7 +85,7 @@ def headlines(subject: Subject) -> tuple[Row, ...]:
     rows = [Row(name=name, cells=tuple(show(line) for line in lines)) for name, show in HEADLINES]
     found = [energy(subject, line) for line in lines]
     if any(found):
-        rows.append(Row(name="energy, simulated", cells=tuple("" if each is None else each.words for each in found)))
+        rows.append(Row(name=ENERGY, cells=tuple("" if each is None else each.words for each in found)))
     return tuple(rows)
 
 
