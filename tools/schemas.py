@@ -34,7 +34,8 @@ from elbowroom.files.record_files import VERSIONS
 from elbowroom.machine import Machine
 from elbowroom.plan import Plan
 from elbowroom.report.rank_table import RankTimes
-from elbowroom.run.account import StepFigures
+from elbowroom.report.run_comparison import RunFigure
+from elbowroom.run.account import MeasuredEnergy, StepFigures
 from elbowroom.run.kind_totals import Kind
 from elbowroom.timeline import Timeline
 from elbowroom.trace import Trace
@@ -48,7 +49,7 @@ LATER = {
     kind.__name__: kind
     for kind in (
         *(Collectives, ExchangeMemory, Moment, Failed, Probe, ModuleShare, Pareto, RankTimes, StepFigures, Kind),
-        *(StudyPoint, StudiedLink),
+        *(StudyPoint, StudiedLink, MeasuredEnergy, RunFigure),
     )
 }
 """What answer_types.py imports for type checkers alone, as its verbs load no torch for --help."""
@@ -81,12 +82,12 @@ def is_record(hint: object) -> typing.TypeGuard[type]:
 
 def described(kind: type) -> dict[str, str]:
     """What the docstring of a record says of each field."""
-    text = inspect.getdoc(kind) or ""
-    parts = ATTRIBUTE.split(text.partition("Attributes:\n")[2])
     found: dict[str, str] = {}
-    for names, words in zip(parts[1::2], parts[2::2], strict=True):
-        said = " ".join(words.split())
-        found |= dict.fromkeys(names.split(", "), re.sub(r"\bNone\b", "null", said))
+    for each in reversed(kind.__mro__):  # of a record that adds fields to another one
+        parts = ATTRIBUTE.split((inspect.cleandoc(each.__doc__ or "")).partition("Attributes:\n")[2])
+        for names, words in zip(parts[1::2], parts[2::2], strict=True):
+            said = " ".join(words.split())
+            found |= dict.fromkeys(names.split(", "), re.sub(r"\bNone\b", "null", said))
     return found
 
 

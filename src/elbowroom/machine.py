@@ -119,6 +119,8 @@ class Machine(Filed):
         multiprocessors: streaming multiprocessors, 0 if unknown.
         rates: dense compute rates by dtype, as far as known.
         outside_range_bytes: least and most of `outside_bytes` if that is an estimate, else (0, 0).
+        board_watts: power that the device's board may draw, 0 if unknown.
+        idle_watts: power that it draws while it computes next to nothing, 0 if unknown.
     """
 
     name: str
@@ -132,6 +134,8 @@ class Machine(Filed):
     multiprocessors: int = 0
     rates: tuple[Rate, ...] = ()
     outside_range_bytes: tuple[int, int] = (0, 0)
+    board_watts: int = 0
+    idle_watts: int = 0
 
     @classmethod
     def here(
@@ -236,6 +240,8 @@ class Machine(Filed):
             multiprocessors=gpu.multiprocessors.value if gpu and gpu.multiprocessors else 0,
             rates=tuple(Rate(dtype=dtype, flops_per_s=rate) for dtype, rate in rates.items()),
             outside_range_bytes=(least, most),
+            board_watts=gpu.board_watts.value if gpu and gpu.board_watts else 0,
+            idle_watts=gpu.idle_watts.value if gpu and gpu.idle_watts else 0,
         )
 
     def with_outside(self, measured: MeasuredOutside) -> Self:
@@ -260,6 +266,8 @@ class Machine(Filed):
         rules.integer("Machine.multiprocessors", self.multiprocessors)
         rules.records("Machine.rates", self.rates, Rate)
         rules.distinct("Machine.rates", [rate.dtype for rate in self.rates])
+        rules.integer("Machine.board_watts", self.board_watts)
+        rules.integer("Machine.idle_watts", self.idle_watts, most=max(0, self.board_watts - 1))
         _check_range(self.outside_range_bytes, self.outside_bytes)
         _check_tiers(self.tiers, self.links)
 

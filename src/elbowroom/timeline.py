@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import Literal
+from typing import Literal, get_args
 
 from elbowroom.files import field_rules as rules
 from elbowroom.files.record_files import Filed
@@ -17,6 +17,9 @@ LANES: tuple[Lane, ...] = ("compute", "copy out", "copy back", "disk write", "di
 SpanKind = Literal["op", "stall", "swap_out", "swap_back", "recompute", "exchange", "wait"]
 CurveKind = Literal["allocated", "reserved"]
 Source = Literal["simulated", "measured"]
+Mode = Literal["observe", "frugal", "plan", "keep"]
+"""What a step of a run is: see `StepFigures.mode` in run/account.py."""
+MODES: tuple[Mode, ...] = get_args(Mode)
 SPAN_KINDS: tuple[SpanKind, ...] = ("op", "stall", "swap_out", "swap_back", "recompute", "exchange", "wait")
 CURVE_KINDS: tuple[CurveKind, ...] = ("allocated", "reserved")
 SOURCES: tuple[Source, ...] = ("simulated", "measured")

@@ -97,6 +97,18 @@ def format_ns(duration_ns: int) -> str:
     return f"{duration_ns} ns"
 
 
+def format_joules(millijoules: int) -> str:
+    """Format an energy for the screen.
+
+    >>> format_joules(45_475), format_joules(1_234_567)
+    ('45.5 J', '1.23 kJ')
+    """
+    for unit, unit_millijoules, digits in (("MJ", 10**9, 2), ("kJ", 10**6, 2), ("J", 10**3, 1)):
+        if abs(millijoules) >= unit_millijoules:
+            return f"{millijoules / unit_millijoules:.{digits}f} {unit}"
+    return f"{millijoules} mJ"
+
+
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Amount:
     """Part of a tier: a number of bytes, a share of it, the least that a plan needs, or the free bytes.

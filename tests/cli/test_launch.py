@@ -119,6 +119,10 @@ def test_a_command_is_what_follows_the_options(tmp_path: Path) -> None:
     path = str(script(tmp_path, ""))
 
     assert Command.of(["--", path, "-x"], is_module=False) == Command(target=path, arguments=("-x",), is_module=False)
+    # as the other verbs need it; a script that takes "--" itself gets a second one
+    assert Command.of([path, "--", "-x"], is_module=False).arguments == ("-x",)
+    assert Command.of([path, "--", "--", "-x"], is_module=False).arguments == ("--", "-x")
+    assert Command.of([path, "-x", "--", "y"], is_module=False).arguments == ("-x", "--", "y")
     with pytest.raises(UsageError, match="given no script; allowed is a path, or -m and a module"):
         Command.of([], is_module=False)
     with pytest.raises(UsageError, match=r"given 'nope\.py', which is not there"):

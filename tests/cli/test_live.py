@@ -8,6 +8,7 @@ import os
 import pty
 import re
 import select
+import signal
 import struct
 import subprocess
 import sys
@@ -142,6 +143,30 @@ def test_prints_come_as_without_it_and_the_lines_are_below_them(folder: Path, sh
     assert written[:12] == plain.stdout.splitlines()
     assert written[12].startswith("elbowroom: budget 14.0 MiB, planned peak ")
     assert not any(line.startswith(("cpu [", "plan: ")) for line in written)
+    assert (run.screen.top, run.screen.bottom) == (0, ROWS - 1)
+
+
+def test_a_stopped_run_gives_the_rows_back_and_takes_them_again(folder: Path, shown: list[Shown]) -> None:
+    # given a run that Ctrl-Z stops in the middle
+    shown.append(run := Shown(folder, *OPTIONS, "--live", "train.py", "print", "wait"))
+    run.waits_for(r"elbowroom: 5 steps ended|elbowroom: in step 5 for")
+    assert run.screen.bottom == ROWS - 4
+
+    os.kill(run.process.pid, signal.SIGTSTP)
+    while run.screen.bottom != ROWS - 1:
+        assert run.reads()
+    _, status = os.waitpid(run.process.pid, os.WUNTRACED)
+
+    # then the shell has all rows, and none of the lines
+    assert os.WIFSTOPPED(status)
+    assert not any("elbowroom: " in line or "plan: " in line for line in run.screen.screen)
+
+    # and when it goes on, they come back below the script's own
+    os.kill(run.process.pid, signal.SIGCONT)
+    run.waits_for(r"elbowroom: 5 steps ended|elbowroom: in step 5 for")
+    assert run.screen.bottom == ROWS - 4
+    (folder / "looked").touch()
+    assert run.ends() == 0
     assert (run.screen.top, run.screen.bottom) == (0, ROWS - 1)
 
 

@@ -81,7 +81,7 @@ def test_every_verb_has_a_schema_and_every_record_that_is_a_file() -> None:
     names = {name for name, _ in answer_types.SCHEMAS.values()}
 
     assert names == verbs | {
-        *("machine-list", "layouts", "ranks", "study-links", "demo-weights", "error", "comparison")
+        *("machine-list", "layouts", "ranks", "study-links", "demo-weights", "error", "comparison", "run-pair")
     }
     assert {name for name in NAMES if not name.startswith("answer.")} == {f"{name}.json" for name in VERSIONS}
 

@@ -227,6 +227,7 @@ def driver(*, absent: tuple[str, ...] = (), failing: tuple[str, ...] = ()) -> Si
         "nvmlDeviceGetCudaComputeCapability": put(8, 6),
         "nvmlDeviceGetMaxPcieLinkGeneration": put(4),
         "nvmlDeviceGetMaxPcieLinkWidth": put(8),
+        "nvmlDeviceGetTotalEnergyConsumption": put(123_456),
     }
     functions |= dict.fromkeys(failing, lambda *_: 999)
     return SimpleNamespace(**{name: function for name, function in functions.items() if name not in absent})
@@ -390,3 +391,21 @@ def test_the_gpu_is_the_first_visible_one(
     load(driver())
     monkeypatch.setenv("CUDA_VISIBLE_DEVICES", visible)
     assert (nvml.first_device() is not None) == found
+
+
+@pytest.mark.parametrize(
+    ("visible", "index", "found"), [("0", 0, 123_456), ("5,0", 1, 123_456), ("0", 1, None), ("0,5", 1, None)]
+)
+def test_the_energy_is_that_of_the_visible_gpu_that_is_asked_for(
+    load: Load, monkeypatch: pytest.MonkeyPatch, visible: str, index: int, found: int | None
+) -> None:
+    load(driver())
+    monkeypatch.setenv("CUDA_VISIBLE_DEVICES", visible)
+    assert nvml.total_millijoules(index) == found
+
+
+def test_a_board_before_volta_counts_no_energy(load: Load) -> None:
+    load(driver(failing=("nvmlDeviceGetTotalEnergyConsumption",)))
+    assert nvml.total_millijoules() is None
+    load(driver(absent=("nvmlDeviceGetTotalEnergyConsumption",)))
+    assert nvml.total_millijoules() is None

@@ -54,6 +54,20 @@ def test_nothing_is_wider_than_a_narrow_window(tmp_path: Path) -> None:
 
 
 @in_browser
+def test_charts_are_zoomed_by_keys(tmp_path: Path) -> None:
+    # given 0 to 80, of which 20 to 60 are shown: half of that about the middle, the same moved, and no further than 80
+    ranges = "['+', '-', 'ArrowRight', 'Escape', 'x'].map((key) => rangeAfter(key, {min: 20, max: 60}, [0, 80]))"
+    beyond = "rangeAfter('ArrowRight', {min: 40, max: 80}, [0, 80])"
+    # and each chart has the focus by Tab, and takes the key
+    takes = "!it.dispatchEvent(new KeyboardEvent('keydown', {key: '+', cancelable: true}))"
+    charts = f"['memory', 'lanes'].map((id) => document.getElementById(id)).map((it) => it.tabIndex === 0 && {takes})"
+
+    found = seen(tmp_path, page(), f"[{ranges}, {beyond}, {charts}]", 1000)
+
+    assert found == [[[30, 50], [0, 80], [30, 70], [0, 80], None], [40, 80], [True, True]]
+
+
+@in_browser
 def test_every_chart_has_a_name_that_says_what_it_shows(tmp_path: Path) -> None:
     names = seen(tmp_path, page(), "[...document.querySelectorAll('canvas')].map((it) => it.ariaLabel)", 1000)
 

@@ -12,8 +12,8 @@ from torch import Tensor, nn
 
 import elbowroom as er
 from elbowroom.planners import Means
-from elbowroom.run.account import Mode
 from elbowroom.run.room import Room
+from elbowroom.timeline import Mode
 
 SEED = 20
 MIN_SIZE_BYTES = 1024

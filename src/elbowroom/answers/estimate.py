@@ -27,6 +27,7 @@ from elbowroom.answers.memory_by_module import ModuleShare, shares_of
 from elbowroom.answers.planned_training import PlannedTraining, planned_training
 from elbowroom.machine import Machine
 from elbowroom.notebook_tables import byte_bars, notebook_table
+from elbowroom.simulate.energy import Energy, kept_energy
 from elbowroom.simulate.reserved_curve import streams_of
 from elbowroom.step.last_step import Ints, listed
 from elbowroom.step.workspaces import conv_workspaces
@@ -95,6 +96,7 @@ class Estimate:
         rounding_bytes: bytes that the allocator's rounding adds at the allocated peak.
         planned: if it does not fit: how it would train there under a plan; None if that was not asked or would take
             too long.
+        energy: simulated energy of a step with everything kept; None if the board's power is not known.
     """
 
     machine: str
@@ -116,6 +118,7 @@ class Estimate:
     other_modules_bytes: int
     rounding_bytes: int
     planned: PlannedTraining | None = None
+    energy: Energy | None = None
 
     @property
     def peak_allocated_bytes(self) -> int:
@@ -147,6 +150,8 @@ class Estimate:
             ("peak reserved, with room", format_bytes(self.peak_reserved_bytes)),
             ("the peak is at", moment_label(self.peak)),
         ]
+        if self.energy is not None:
+            facts.append(("energy of a step, simulated", self.energy.words))
         if self.planned is not None and self.planned.fits:
             facts.append(("with a plan, simulated", f"{self.planned.slowdown:.2f} times the step time"))
         held = [(category.replace("_", " "), size_bytes) for category, size_bytes in self.categories]
@@ -202,6 +207,7 @@ def _of_needs(trace: Trace, machine: Machine) -> Estimate:
         modules=modules,
         other_modules_bytes=other_modules_bytes,
         rounding_bytes=max(0, free[0].peak_allocated_bytes - sum(trace.storages[s].size_bytes for s in held)),
+        energy=kept_energy(trace, machine),
     )
 
 

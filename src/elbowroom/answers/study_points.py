@@ -21,6 +21,7 @@ from elbowroom.errors import CaptureError, Infeasible
 from elbowroom.machine import Machine
 from elbowroom.planners import DEFAULT_PLANNER, Means, asking, requested
 from elbowroom.planners.budget.budgets import below_device
+from elbowroom.simulate.energy import Energy, energy_of
 from elbowroom.simulate.simulate import simulate
 from elbowroom.timeline import Timeline
 from elbowroom.trace import Trace
@@ -52,6 +53,8 @@ class StudyPoint:
         back_bytes: bytes that come back.
         least_bytes: least device memory that a plan was found to need; None if a plan was found, or not looked for.
         problem: why the capture failed; "" if it did not.
+        energy: simulated energy of a step within the memory of the case; None if it does not train there, or the
+            board's power is not known.
     """
 
     value: int
@@ -68,6 +71,7 @@ class StudyPoint:
     back_bytes: int = 0
     least_bytes: int | None = None
     problem: str = ""
+    energy: Energy | None = None
 
     @property
     def slowdown(self) -> float | None:
@@ -195,20 +199,23 @@ def _point(case: StudyCase, effort: PlanEffort, watch: Watch, least_bytes: int) 
         retries=answer.retries if answer.fits else 0,
         kept_step_ns=kept_ns,
         step_ns=kept_ns,
+        energy=answer.energy,
     )
     if answer.fits:
         return point
     if capacity_bytes < least_bytes:
-        return replace(point, outcome="no plan", step_ns=None, least_bytes=least_bytes)
+        return replace(point, outcome="no plan", step_ns=None, energy=None, least_bytes=least_bytes)
     try:
-        line = planned_line(case.in_parts(), machine, effort, watch)
+        in_parts = case.in_parts()
+        line = planned_line(in_parts, machine, effort, watch)
     except Infeasible as problem:
         found_bytes = problem.least_feasible_bytes + machine.outside_bytes
-        return replace(point, outcome="no plan", step_ns=None, least_bytes=found_bytes)
+        return replace(point, outcome="no plan", step_ns=None, energy=None, least_bytes=found_bytes)
     return replace(
         point,
         outcome="planned",
         step_ns=line.step_ns,
+        energy=energy_of(line, in_parts, machine),
         host_bytes=line.peak_of("host", "allocated"),
         disk_bytes=line.peak_of("disk", "allocated"),
         out_bytes=line.swapped_out_bytes,

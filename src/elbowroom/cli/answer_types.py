@@ -14,6 +14,8 @@ from elbowroom.answers.moved_bytes import MovedBytes
 from elbowroom.hardware.gpu_table import Figure
 from elbowroom.hardware.gpus import FigureSource
 from elbowroom.machine import Link, Tier
+from elbowroom.run_moment import RunMoment
+from elbowroom.simulate.energy import Energy
 from elbowroom.step.plan_summary import StorageShare
 from elbowroom.timeline import Source
 from elbowroom.trace import Category, Remark
@@ -30,7 +32,8 @@ if TYPE_CHECKING:
     from elbowroom.answers.pareto import Pareto
     from elbowroom.answers.study_points import StudyPoint
     from elbowroom.report.rank_table import RankTimes
-    from elbowroom.run.account import StepFigures
+    from elbowroom.report.run_comparison import RunFigure
+    from elbowroom.run.account import MeasuredEnergy, StepFigures
     from elbowroom.run.kind_totals import Kind
 
 
@@ -107,6 +110,7 @@ class MachineEstimate:
         step_ns: simulated time of the last step, with its collectives; null where nothing is exchanged.
         wait_ns: the part of it in which compute waits for collectives; null where nothing is exchanged.
         nccl: NCCL's own memory, which is in no other figure; null where nothing is exchanged.
+        energy: simulated energy of the last step with everything kept; null where the board's power is not known.
         remarks: what the capture did not know, assumed or kept away.
     """
 
@@ -137,6 +141,7 @@ class MachineEstimate:
     step_ns: int | None
     wait_ns: int | None
     nccl: ExchangeMemory | None
+    energy: Energy | None
     remarks: tuple[Remark, ...]
 
 
@@ -260,6 +265,7 @@ class TimelineFigures:
         swapped_out_bytes: what leaves the device.
         swapped_back_bytes: what comes back.
         at_peak: bytes on the device at the allocated peak by category, the largest first.
+        energy: simulated energy of the step; null for a measured step, and where the board's power is not known.
     """
 
     peak_allocated_bytes: int
@@ -271,6 +277,7 @@ class TimelineFigures:
     swapped_out_bytes: int
     swapped_back_bytes: int
     at_peak: dict[Category, int]
+    energy: Energy | None
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -481,6 +488,21 @@ class ComparisonAnswer:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+class RunPairAnswer:
+    """What `elbowroom report --json` prints for two files of `elbowroom run --json`.
+
+    Attributes:
+        names: what each run is called: its file.
+        answer: how they differ, in sentences.
+        figures: what both measured; times and moved bytes of a step are medians over its steps.
+    """
+
+    names: tuple[str, str]
+    answer: tuple[str, ...]
+    figures: tuple[RunFigure, ...]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class PlanAnswer:
     """What `elbowroom plan --json` prints.
 
@@ -544,6 +566,9 @@ class RunAnswer:
         recomputes: how many recipes of the last plan rebuild storages.
         simulated_peak_allocated_bytes: peak of the last plan, simulated; null if there was none.
         measured_peak_allocated_bytes: the most that recorded steps held.
+        energy: what the computer's own counter measured; null where none can be read.
+        simulated_energy: energy of a step of the last plan, simulated; null without one, and where the power of the
+            board is not known.
         kinds: kinds of steps, those that need most first.
         steps: the steps in their order; of a long training the last few thousand.
     """
@@ -560,6 +585,8 @@ class RunAnswer:
     recomputes: int
     simulated_peak_allocated_bytes: int | None
     measured_peak_allocated_bytes: int
+    energy: MeasuredEnergy | None
+    simulated_energy: Energy | None
     kinds: tuple[Kind, ...]
     steps: tuple[StepFigures, ...]
 
@@ -665,39 +692,17 @@ class CacheAnswer:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class WatchedRun:
+class WatchedRun(RunMoment):
     """One run that goes on.
 
     Attributes:
         process: number of its process.
         script: the script, as it was named.
-        device: the device whose storages move, such as "cpu" or "cuda:0".
-        steps: number of steps that have ended.
-        mode: what the present step is, or else the last one: see `steps[].mode` of a run.
-        plan: the plan in force in words, or why there is none.
-        budget_bytes: what the device may hold.
-        planned_peak_bytes: the most that the plan holds; 0 without one.
-        device_bytes: what the device holds: reserved bytes on CUDA; in RAM, the most that a recorded step held.
-        resident_bytes: resident memory of the process.
-        lower_bytes: what lies on each lower tier.
-        pinned_bytes: page-locked host memory.
-        last_step_ns: time of the last step; null before it.
         totals: sums over all steps: stall_ns, swapped_out_bytes, swapped_back_bytes, recomputed_bytes, mismatches.
     """
 
     process: int
     script: str
-    device: str
-    steps: int
-    mode: Literal["observe", "frugal", "plan", "keep"]
-    plan: str
-    budget_bytes: int
-    planned_peak_bytes: int
-    device_bytes: int
-    resident_bytes: int
-    lower_bytes: dict[str, int]
-    pinned_bytes: int
-    last_step_ns: int | None
     totals: dict[str, int]
 
 
@@ -852,6 +857,7 @@ SCHEMAS: Mapping[type, Schema] = {
     RunAnswer: Schema("run", 1),
     ReportAnswer: Schema("report", 1),
     ComparisonAnswer: Schema("comparison", 1),
+    RunPairAnswer: Schema("run-pair", 1),
     RanksAnswer: Schema("ranks", 1),
     MachineAnswer: Schema("machine", 1),
     MachineListAnswer: Schema("machine-list", 1),

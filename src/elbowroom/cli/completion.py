@@ -55,7 +55,7 @@ def _complete(action: Any) -> None:
     from elbowroom.hardware import gpus
     from elbowroom.planners import PLANNERS
 
-    if action.metavar in ("FILE", "script.py [ARGS]") or action.dest == "script":
+    if action.metavar in ("FILE", "script.py [--] [ARGS]") or action.dest == "script":
         action.complete = shtab.FILE
     elif action.metavar == "DIR":
         action.complete = shtab.DIRECTORY

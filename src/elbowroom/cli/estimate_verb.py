@@ -236,6 +236,7 @@ def _figures(answer: Estimate, trace: Trace, job: JobRank | None, wires: Interco
         step_ns=None if times is None else times.step_ns,
         wait_ns=None if times is None else times.wait_ns,
         nccl=own,
+        energy=answer.energy,
         remarks=trace.remarks,
     )
 

@@ -37,7 +37,9 @@ class Command:
 
     @classmethod
     def of(cls, words: Sequence[str], *, is_module: bool) -> Command:
-        """Split a command line; a leading "--" separates it from elbowroom's own options.
+        """Split a command line; a "--" before the script, or directly after it, is not the script's.
+
+        So a command line of the other verbs, in which "--" is needed, does for a run too.
 
         Raises:
             UsageError: there is no script, or it is not there.
@@ -47,7 +49,8 @@ class Command:
             raise UsageError("run: given no script; allowed is a path, or -m and a module; add it at the end")
         if not is_module and (what := _why_no_script(Path(words[0]))):
             raise UsageError(f"run: given {words[0]!r}, which is {what}; allowed is the path of a script; check it")
-        return cls(target=words[0], arguments=tuple(words[1:]), is_module=is_module)
+        own = words[2:] if len(words) > 1 and words[1] == "--" else words[1:]
+        return cls(target=words[0], arguments=tuple(own), is_module=is_module)
 
 
 def _why_no_script(path: Path) -> str:

@@ -164,6 +164,8 @@ def _each(gpu: Gpu) -> Iterator[tuple[str, Figure | None]]:
     if not gpu.rates:
         yield "rates", None
     yield "memory_bytes_per_s", gpu.memory_bytes_per_s
+    yield "board_watts", gpu.board_watts
+    yield "idle_watts", gpu.idle_watts
     yield "context_bytes", gpu.context_bytes
     if not gpu.unified:
         yield "link.out_bytes_per_s", Figure(gpu.link.out_bytes_per_s, gpu.link.source) if gpu.link else None
@@ -203,6 +205,8 @@ def _shown(name: str, figure: Figure | None) -> str:
         return _per_s(figure)
     if figure is None:
         return UNKNOWN
+    if name.endswith("_watts"):
+        return f"{figure.value} W"
     return format_bytes(figure.value) if name.endswith("_bytes") else str(figure.value)
 
 

@@ -13,6 +13,7 @@ from elbowroom.cli.progress import progress
 from elbowroom.cli.report_verb import bound_figures, line_figures, shares
 from elbowroom.cli.run_settings import DEFAULTS, settings_of
 from elbowroom.errors import Infeasible, UsageError
+from elbowroom.planners import OBJECTIVES, requested
 from elbowroom.step.least_size import least_size, said
 from elbowroom.watch import Watch
 
@@ -51,6 +52,9 @@ def add(verbs: Any) -> None:
     )
     parser.add_argument(
         "--slowdown", type=float, metavar="X", help="with --budget least: the step may take X times as long"
+    )
+    parser.add_argument(
+        "--objective", metavar="WHAT", help=f"what plans are chosen by, of {','.join(OBJECTIVES)} (default: time)"
     )
     parser.add_argument("--planner", metavar="NAME", help=f"which planner makes it (default: {scripts.PLANNER})")
     choosing.add_options(parser)
@@ -101,6 +105,7 @@ def _check(arguments: argparse.Namespace) -> None:
 
     if arguments.planner and arguments.planner not in PLANNERS:
         raise UsageError(f"--planner: given {arguments.planner!r}; allowed is one of {', '.join(PLANNERS)}")
+    requested(arguments.planner or scripts.PLANNER, objective=arguments.objective or "time")
     output.check_report(arguments.report)
     if arguments.pareto and not arguments.pareto.endswith(CURVES):
         raise UsageError(f"--pareto: given {arguments.pareto!r}; allowed are names ending in {', '.join(CURVES)}")
@@ -120,6 +125,7 @@ def _asked(arguments: argparse.Namespace) -> dict[str, Any]:
         "exclude": arguments.exclude,
         "allow": choosing.allowed(arguments.allow),
         "time_limit_s": arguments.time_limit,
+        "objective": arguments.objective,
     }
     return {name: value for name, value in asked.items() if value is not None}
 
@@ -249,7 +255,7 @@ def figures(
         decided=shares(subject),
         bound=bound_figures(plan.bound),
         everything_kept=_kept_figures(subject),
-        simulated=line_figures(subject.simulated) if subject.simulated else None,
+        simulated=line_figures(subject.simulated, subject) if subject.simulated else None,
         moved=moved_bytes(trace, subject.simulated) if subject.simulated else (),
         early=early,
         files=_files(written),
@@ -292,7 +298,7 @@ def _infeasible(
 
 def _kept_figures(subject: Subject) -> TimelineFigures:
     assert subject.kept is not None, "there are a trace and a machine"
-    return line_figures(subject.kept)
+    return line_figures(subject.kept, subject)
 
 
 def _files(written: Sequence[tuple[FileKind, str]]) -> tuple[WrittenFile, ...]:

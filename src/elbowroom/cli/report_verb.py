@@ -5,19 +5,28 @@ from __future__ import annotations
 import argparse
 import json
 import os
+import re
 from collections.abc import Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, TypeGuard
 
 from elbowroom.answers.pareto import Pareto
 from elbowroom.cli import output
-from elbowroom.cli.answer_types import BoundFigures, ComparisonAnswer, RanksAnswer, ReportAnswer, TimelineFigures
+from elbowroom.cli.answer_types import (
+    BoundFigures,
+    ComparisonAnswer,
+    RanksAnswer,
+    ReportAnswer,
+    RunPairAnswer,
+    TimelineFigures,
+)
 from elbowroom.errors import UsageError
 from elbowroom.files.record_files import MAX_FILE_BYTES, load
 from elbowroom.machine import Machine
 from elbowroom.plan import Bound, Plan
 from elbowroom.report import ENDINGS, Record, Subject, subject_of, write, write_file
-from elbowroom.report.comparison import Sides, comparison_sentences, is_pair, sides_of
+from elbowroom.report.comparison import RUN_SCHEMA, Sides, comparison_sentences, is_pair, sides_of
+from elbowroom.report.figures import energy
 from elbowroom.step.plan_summary import StorageShare, decided
 from elbowroom.timeline import Source, Timeline
 from elbowroom.trace import Trace
@@ -25,16 +34,16 @@ from elbowroom.trace import Trace
 if TYPE_CHECKING:
     from elbowroom.report.rank_table import RankTimes
 
-OF_RUN = "elbowroom.answer.run"
-"""Schema of what `elbowroom run --json` writes, which it begins with."""
 HEAD_BYTES = 512
+OF_RANK = re.compile(r"\.rank\d+\.[^/]*$")
+"""Names of files that the ranks of one job wrote."""
 
 
 def add(verbs: Any) -> None:
     """Add this verb to the parser."""
     parser = verbs.add_parser(
         "report",
-        help="show what records say: a trace, a machine, a plan, timelines; two steps compared; or the runs of ranks",
+        help="show what records say: a trace, a machine, a plan, timelines; two steps or two runs compared; or ranks",
     )
     parser.add_argument("records", nargs="+", metavar="FILE", help="files of records, in any order")
     parser.add_argument("-o", "--out", metavar="FILE", help=f"write it to a file ending in {', '.join(ENDINGS)}")
@@ -47,6 +56,8 @@ def execute(arguments: argparse.Namespace) -> int:
     if arguments.out and not arguments.out.endswith(ENDINGS):
         raise UsageError(f"--out: given {arguments.out!r}; allowed are names ending in {', '.join(ENDINGS)}; rename it")
     if runs := _runs(arguments.records):
+        if len(runs) == 2 and not all(OF_RANK.search(path) for path in runs):
+            return _runs_compared(runs, arguments)
         from elbowroom.report.rank_table import run_times
 
         return _ranks_shown(run_times(runs), "measured", arguments)
@@ -78,11 +89,7 @@ def _compared(named: dict[str, Record], arguments: argparse.Namespace) -> int:
         UsageError: a form that a comparison does not have, or one file twice.
         FormatError: the page cannot be written.
     """
-    if arguments.out and not arguments.out.endswith(".html"):
-        raise UsageError(
-            f"--out: given {arguments.out!r} with two steps to compare; allowed is a name ending in .html; rename it, "
-            "or give the records of one step"
-        )
+    _check_page(arguments, "steps")
     if len(named) < len(arguments.records):
         twice = next(path for path in arguments.records if arguments.records.count(path) > 1)
         raise UsageError(f"report: given {twice} twice; allowed are two steps to compare; name the other one")
@@ -100,6 +107,36 @@ def _compared(named: dict[str, Record], arguments: argparse.Namespace) -> int:
     return 0
 
 
+def _check_page(arguments: argparse.Namespace, what: str) -> None:
+    """Refuse a form that a comparison does not have."""
+    if arguments.out and not arguments.out.endswith(".html"):
+        raise UsageError(
+            f"--out: given {arguments.out!r} with two {what} to compare; allowed is a name ending in .html; rename it, "
+            "or give the records of one step"
+        )
+
+
+def _runs_compared(runs: dict[str, dict[str, Any]], arguments: argparse.Namespace) -> int:
+    """Compare two runs.
+
+    Raises:
+        UsageError: a form that a comparison does not have.
+        FormatError: a run has no steps, or the page cannot be written.
+    """
+    from elbowroom.report.run_comparison import run_pair, run_sentences, runs_page, runs_rendered
+
+    _check_page(arguments, "runs")
+    pair = run_pair(runs)
+    if arguments.out:
+        write_file(arguments.out, runs_page(pair))
+    if arguments.json:
+        made = RunPairAnswer(names=pair.names, answer=run_sentences(pair), figures=pair.figures)
+        output.write_answer(made, output.STDOUT)
+    elif not arguments.out:
+        output.console().print(runs_rendered(pair))
+    return 0
+
+
 def comparison_figures(sides: Sides) -> ComparisonAnswer:
     """The figures of two steps for programs."""
     first, second = sides
@@ -108,7 +145,7 @@ def comparison_figures(sides: Sides) -> ComparisonAnswer:
         names=(first.name, second.name),
         answer=comparison_sentences(sides),
         budgets_bytes=tuple(None if side.subject.plan is None else side.subject.plan.budget_bytes for side in sides),
-        steps=tuple(line_figures(side.line) for side in sides),
+        steps=tuple(line_figures(side.line, side.subject) for side in sides),
     )
 
 
@@ -128,7 +165,7 @@ def _runs(paths: Sequence[str]) -> dict[str, dict[str, Any]]:
             content = json.loads(Path(path).read_bytes())
         except (OSError, ValueError, RecursionError):
             return {}  # as a record, it is refused with the reason
-        if not isinstance(content, dict) or content.get("schema") != OF_RUN:
+        if not isinstance(content, dict) or content.get("schema") != RUN_SCHEMA:
             return {}
         found[path] = content
     return found
@@ -137,7 +174,7 @@ def _runs(paths: Sequence[str]) -> dict[str, dict[str, Any]]:
 def _begins_as_run(path: str) -> bool:
     """Whether a file begins as an answer of `elbowroom run`; a record, which may be large, is not read for it."""
     with open(path, "rb") as file:
-        return OF_RUN.encode() in file.read(HEAD_BYTES)
+        return RUN_SCHEMA.encode() in file.read(HEAD_BYTES)
 
 
 def _ranks_shown(ranks: tuple[RankTimes, ...], source: Source, arguments: argparse.Namespace) -> int:
@@ -174,9 +211,9 @@ def figures(subject: Subject) -> ReportAnswer:
         algorithms=len(plan.algorithms) if plan else None,
         decided=shares(subject),
         bound=bound_figures(plan.bound if plan else None),
-        everything_kept=line_figures(subject.kept) if subject.kept else None,
-        simulated=line_figures(subject.simulated) if subject.simulated else None,
-        measured=line_figures(subject.measured) if subject.measured else None,
+        everything_kept=line_figures(subject.kept, subject) if subject.kept else None,
+        simulated=line_figures(subject.simulated, subject) if subject.simulated else None,
+        measured=line_figures(subject.measured, subject) if subject.measured else None,
         pareto=subject.pareto,
     )
 
@@ -200,8 +237,8 @@ def bound_figures(proven: Bound | None) -> BoundFigures | None:
     )
 
 
-def line_figures(line: Timeline) -> TimelineFigures:
-    """A timeline for programs."""
+def line_figures(line: Timeline, subject: Subject) -> TimelineFigures:
+    """A timeline of a subject for programs."""
     return TimelineFigures(
         peak_allocated_bytes=line.peak_allocated_bytes,
         peak_reserved_bytes=line.peak_reserved_bytes,
@@ -212,4 +249,5 @@ def line_figures(line: Timeline) -> TimelineFigures:
         swapped_out_bytes=line.swapped_out_bytes,
         swapped_back_bytes=line.swapped_back_bytes,
         at_peak=dict(line.at_peak),
+        energy=energy(subject, line),
     )

@@ -38,7 +38,7 @@ HELD_MORE = 3
 One rank of many ends with its script's code: a launcher takes any other for a failure, ends the other ranks, which may
 be writing a checkpoint, and starts all of them again (`torchrun --max-restarts`).
 """
-USAGE = "elbowroom run [--budget BUDGET] [options] [-m] script.py [ARGS]"
+USAGE = "elbowroom run [--budget BUDGET] [options] [-m] script.py [--] [ARGS]"
 EPILOG = (
     "Budgets: 8GiB, 8GB (decimal), 90%, auto (what is free now, less a margin; on the CPU, what a container's limit "
     "leaves), or per tier as in device=8GiB,disk=200GiB. Settings not given here are taken from ELBOWROOM_BUDGET, "
@@ -82,7 +82,7 @@ def add(verbs: Any) -> None:
         help="serve a page on the run, and metrics for Prometheus, on this port of 127.0.0.1; 0: any free one",
     )
     parser.add_argument("-m", dest="is_module", action="store_true", help="the script is a module, as in python -m")
-    parser.add_argument("command", nargs=argparse.REMAINDER, metavar="script.py [ARGS]", help="what to run")
+    parser.add_argument("command", nargs=argparse.REMAINDER, metavar="script.py [--] [ARGS]", help="what to run")
     parser.set_defaults(execute=execute)
 
 
@@ -297,6 +297,8 @@ def figures(room: Room, script: str, code: int) -> RunAnswer:
         recomputes=len(room.plan.recomputes) if room.plan else 0,
         simulated_peak_allocated_bytes=room.simulated.peak_allocated_bytes if room.simulated else None,
         measured_peak_allocated_bytes=run.kinds.measured_peak_bytes or run.held_bytes,
+        energy=run.measured_energy,
+        simulated_energy=run.simulated_energy,
         kinds=tuple(run.kinds),
         steps=tuple(room.steps),
     )

@@ -7,6 +7,8 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from elbowroom.answers.link_study import SLOWDOWN
+from elbowroom.answers.pareto import EFFORT_S
 from elbowroom.capture.script.script_knobs import Knob, Range, find_knob, seen_knobs
 from elbowroom.cli import choosing, output, scripts
 from elbowroom.cli.answer_types import LinkStudyAnswer, StudyAnswer
@@ -88,12 +90,16 @@ def _add_options(parser: argparse.ArgumentParser, kind: str) -> None:
     if kind == "links":
         parser.add_argument("--budget", metavar="SIZE", help="budget of the plans (default: half of what is reserved)")
         parser.add_argument(
-            "--slowdown", type=float, default=1.1, metavar="X", help="factor on the step (default: %(default)s)"
+            "--slowdown", type=float, default=SLOWDOWN, metavar="X", help="factor on the step (default: %(default)s)"
         )
     parser.add_argument("--planner", metavar="NAME", help=f"who plans (default: {scripts.PLANNER})")
     choosing.add_allow(parser)
     parser.add_argument(
-        "--time-limit", type=float, default=1.0, metavar="S", help="seconds to search a plan (default: %(default)s)"
+        "--time-limit",
+        type=float,
+        default=EFFORT_S,
+        metavar="S",
+        help="seconds to search a plan (default: %(default)s)",
     )
     parser.add_argument("-o", "--out", metavar="FILE", help="write it: .html, .svg (the picture), .txt or .csv")
 

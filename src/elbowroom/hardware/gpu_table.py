@@ -36,7 +36,8 @@ _MOST = 2**62
 
 _FIELDS = (
     *("name", "title", "aliases", "capacity_gib", "unified", "source", "total_bytes", "compute_capability"),
-    *("multiprocessors", "rates", "memory_bytes_per_s", "link", "context_bytes", "host_bytes", "disk_bytes"),
+    *("multiprocessors", "rates", "memory_bytes_per_s", "link", "board_watts", "idle_watts"),
+    *("context_bytes", "host_bytes", "disk_bytes"),
 )
 _EAGER_FIELDS = ("least_bytes", "most_bytes", "source")
 _OUTSIDE_FIELDS = ("least_bytes", "likely_bytes", "most_bytes", "source")
@@ -124,6 +125,8 @@ class Gpu:
         rates: dense operations per second, by dtype.
         memory_bytes_per_s: bandwidth of the device's memory.
         link: way to the host.
+        board_watts: power that the whole board may draw.
+        idle_watts: power that it draws while a process has a context and computes next to nothing.
         context_bytes: a process's CUDA context before the first kernel.
         host_bytes: host memory of the computer it is in.
         disk_bytes: room on that computer's disk.
@@ -140,6 +143,8 @@ class Gpu:
     rates: tuple[tuple[str, Figure], ...]
     memory_bytes_per_s: Figure | None
     link: LinkKind | None
+    board_watts: Figure | None
+    idle_watts: Figure | None
     context_bytes: Figure | None
     host_bytes: Figure
     disk_bytes: Figure
@@ -175,10 +180,17 @@ def gpu_of(
         rates=_rates(row),
         memory_bytes_per_s=row.figure("memory_bytes_per_s", _size, _SIZES),
         link=_link(row, links),
+        board_watts=row.figure("board_watts", _whole, _NUMBERS),
+        idle_watts=row.figure("idle_watts", _whole, _NUMBERS),
         context_bytes=row.figure("context_bytes", _size, _SIZES),
         host_bytes=row.figure("host_bytes", _size, _SIZES) or Figure(ASSUMED_HOST_BYTES, ASSUMED),
         disk_bytes=row.figure("disk_bytes", _size, _SIZES) or Figure(ASSUMED_DISK_BYTES, ASSUMED),
     )
+    if gpu.idle_watts and (gpu.board_watts is None or gpu.idle_watts.value >= gpu.board_watts.value):
+        most = (
+            "given with board_watts" if gpu.board_watts is None else f"less than board_watts, {gpu.board_watts.value}"
+        )
+        row.refuse("idle_watts", gpu.idle_watts.value, most)
     if gpu.context_bytes and gpu.context_bytes.value >= gpu.total_bytes.value:
         row.refuse("context_bytes", gpu.context_bytes.value, f"less than total_bytes, which is {gpu.total_bytes.value}")
     return gpu

@@ -59,8 +59,16 @@ def used() -> Used | None:
     return _asked(_used)
 
 
-def _asked(ask: Callable[[ctypes.CDLL, ctypes.c_void_p], Answer]) -> Answer | None:
-    visible = os.environ.get("CUDA_VISIBLE_DEVICES", "0").split(",")[0].strip()
+def total_millijoules(index: int = 0) -> int | None:
+    """Return the energy that a visible GPU's board took since the driver was loaded; None if that is not counted."""
+    return _asked(_energy, index)
+
+
+def _asked(ask: Callable[[ctypes.CDLL, ctypes.c_void_p], Answer], index: int = 0) -> Answer | None:
+    """Ask about the index-th of the visible GPUs."""
+    named = os.environ.get("CUDA_VISIBLE_DEVICES")
+    words = [str(index)] * (index + 1) if named is None else named.split(",")
+    visible = words[index].strip() if index < len(words) else ""
     if not visible or visible.startswith("-"):
         return None
     try:
@@ -126,6 +134,12 @@ def _used(library: ctypes.CDLL, handle: ctypes.c_void_p) -> Used:
         return Used(memory.used, None)
     own = [each.used for each in found[: count.value] if each.pid == os.getpid() and each.used < memory.total]
     return Used(memory.used, own[0] if own else None)
+
+
+def _energy(library: ctypes.CDLL, handle: ctypes.c_void_p) -> int:
+    total = ctypes.c_ulonglong()
+    _call(library.nvmlDeviceGetTotalEnergyConsumption, handle, ctypes.byref(total))
+    return total.value
 
 
 def _device(library: ctypes.CDLL, handle: ctypes.c_void_p) -> NvmlDevice:

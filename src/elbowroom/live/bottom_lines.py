@@ -13,7 +13,7 @@ from __future__ import annotations
 import contextlib
 import os
 import signal
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from types import FrameType
 from typing import final
 
@@ -46,15 +46,18 @@ class BottomLines:
         self._count = count
         self._size: tuple[int, int] | None = None
         self._process = os.getpid()
-        self._handles = False
+        self._handled: dict[int, Callable[[int, FrameType | None], None]] = {}
+        self._stopped = False
 
     def open(self) -> None:
-        """Make room for the lines. A SIGTERM gives the rows back before it ends the process."""
+        """Make room for the lines. SIGTERM, and Ctrl-Z, give the rows back before they end or stop the process."""
         self._fit()
+        wanted = {signal.SIGTERM: self._terminated, signal.SIGTSTP: self._stops}
         with contextlib.suppress(ValueError):  # in another thread than the main one
-            if signal.getsignal(signal.SIGTERM) is signal.SIG_DFL:
-                signal.signal(signal.SIGTERM, self._terminated)
-                self._handles = True
+            for number, handler in wanted.items():
+                if signal.getsignal(number) is signal.SIG_DFL:
+                    signal.signal(number, handler)
+                    self._handled[number] = handler
 
     def width(self) -> int:
         """Return the columns of the terminal."""
@@ -62,7 +65,7 @@ class BottomLines:
 
     def draw(self, lines: Sequence[str]) -> None:
         """Write the lines, at most `count`, after a look at the terminal's size."""
-        if os.getpid() != self._process:
+        if os.getpid() != self._process or self._stopped:
             return
         self._fit()
         if self._size is None:
@@ -77,8 +80,9 @@ class BottomLines:
         """Give the rows back."""
         if os.getpid() != self._process:
             return
-        if self._handles and signal.getsignal(signal.SIGTERM) == self._terminated:
-            signal.signal(signal.SIGTERM, signal.SIG_DFL)
+        for number, handler in self._handled.items():
+            if signal.getsignal(number) == handler:
+                signal.signal(number, signal.SIG_DFL)
         with contextlib.suppress(OSError):
             self._give_back()
         os.close(self._descriptor)
@@ -111,6 +115,16 @@ class BottomLines:
         written = text.encode()
         while written:
             written = written[os.write(self._descriptor, written) :]
+
+    def _stops(self, number: int, _: FrameType | None) -> None:
+        """Give the rows back and stop, as Ctrl-Z asks; the next look draws the lines again once the process goes on."""
+        self._stopped = True
+        with contextlib.suppress(OSError):
+            self._give_back()
+        signal.signal(number, signal.SIG_DFL)
+        os.kill(os.getpid(), number)  # returns once the process goes on
+        signal.signal(number, self._stops)
+        self._stopped = False
 
     def _terminated(self, number: int, _: FrameType | None) -> None:
         self.close()

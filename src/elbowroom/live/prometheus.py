@@ -8,6 +8,8 @@ from __future__ import annotations
 from collections.abc import Iterator, Mapping
 from typing import Any
 
+from elbowroom.timeline import MODES
+
 CONTENT_TYPE = "text/plain; version=0.0.4; charset=utf-8"
 
 MOVED = {"swapped_out": "left the device", "swapped_back": "came back", "recomputed": "were rebuilt"}
@@ -32,7 +34,7 @@ def _lines(figures: Mapping[str, Any]) -> Iterator[str]:
     yield from _metric("lower_tier_bytes", "gauge", "Storages that lie on a lower tier.", lower)
     pinned = {"": figures["pinned_bytes"]}
     yield from _metric("pinned_bytes", "gauge", "Page-locked host memory.", pinned)
-    modes = {_labels(mode=mode): int(mode == figures["mode"]) for mode in ("observe", "frugal", "plan", "keep")}
+    modes = {_labels(mode=mode): int(mode == figures["mode"]) for mode in MODES}
     yield from _metric("step_mode", "gauge", "1 for what the present step is, or else the last one.", modes)
     if figures["last_step_ns"] is not None:
         took = {"": figures["last_step_ns"] / 1e9}

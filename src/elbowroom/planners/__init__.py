@@ -27,8 +27,20 @@ from elbowroom.planners.budget.least import checked_slowdown, least_plan
 from elbowroom.planners.budget.remedies import Refused, with_remedies
 from elbowroom.planners.installed import Planners
 from elbowroom.planners.optimal.optimal import optimal
-from elbowroom.planners.problem import DEFAULT_MEANS, MEANS, OF_STATES, Judge, Means, Planner, Problem, any_recompute
+from elbowroom.planners.problem import (
+    DEFAULT_MEANS,
+    MEANS,
+    OBJECTIVES,
+    OF_STATES,
+    Judge,
+    Means,
+    Objective,
+    Planner,
+    Problem,
+    any_recompute,
+)
 from elbowroom.planners.request import TIME_LIMIT_S, PlanRequest, ResolvedBudget
+from elbowroom.simulate.energy import EnergyPrices
 from elbowroom.step.check import check
 from elbowroom.step.last_step import last_step
 from elbowroom.step.least_size import MIN_SIZE_BYTES
@@ -42,10 +54,12 @@ __all__ = [
     "DEFAULT_PLANNER",
     "MEANS",
     "MIN_SIZE_BYTES",
+    "OBJECTIVES",
     "PLANNERS",
     "Asking",
     "Judge",
     "Means",
+    "Objective",
     "Planner",
     "Problem",
     "any_recompute",
@@ -91,6 +105,8 @@ def plan(
     include: str | Sequence[str] = (),
     exclude: str | Sequence[str] = (),
     watch: Watch | None = None,
+    *,
+    objective: Objective = "time",
 ) -> Plan:
     """Decide for every storage of a trace's last step whether to keep, swap or recompute it. The plan is `check`ed.
 
@@ -110,12 +126,16 @@ def plan(
         include: only what these modules made may move: a glob on paths of modules such as "layer1.*", or several.
         exclude: what these modules made stays.
         watch: shows progress, and may end a search early with the best plan so far.
+        objective: "time" looks for the fastest step, "energy" for the one of the least simulated joules. The latter is
+            for planner "optimal" and GPUs whose board power is known.
 
     Raises:
         Infeasible: no plan of this planner meets the budget; the message names the least budget that one meets.
         UsageError: an argument is not allowed.
     """
-    asked = requested(planner, min_size, options, allow, time_limit_s, include=include, exclude=exclude)
+    asked = requested(
+        planner, min_size, options, allow, time_limit_s, include=include, exclude=exclude, objective=objective
+    )
     amounts = parse_budget(budget)
     within = resolved(machine, amounts)
     try:
@@ -154,6 +174,7 @@ def requested(
     *,
     include: str | Sequence[str] = (),
     exclude: str | Sequence[str] = (),
+    objective: Objective = "time",
 ) -> PlanRequest:
     """Check arguments of `plan`, and return them as a request.
 
@@ -162,6 +183,11 @@ def requested(
     """
     if planner not in PLANNERS:
         raise UsageError(f"planner: given {planner!r}; allowed is one of {', '.join(PLANNERS)}")
+    if objective not in OBJECTIVES or (objective != "time" and planner != DEFAULT_PLANNER):
+        raise UsageError(
+            f"objective: given {objective!r} with planner {planner!r}; allowed is one of {', '.join(OBJECTIVES)}, and "
+            f"another than time with planner {DEFAULT_PLANNER!r} alone; the others look for their own"
+        )
     modules = selection(include, exclude)
     return PlanRequest(
         planner=planner,
@@ -173,6 +199,7 @@ def requested(
         include=modules.include,
         exclude=modules.exclude,
         modules=modules,
+        objective=objective,
     )
 
 
@@ -208,6 +235,7 @@ def asking(
         allow=request.allow,
         time_limit_s=request.time_limit_s,
         judge=judge,
+        prices=EnergyPrices(trace, machine) if request.objective == "energy" else None,
     )
     return Asking(problem, PLANNERS[name], name, request.options, watch, follows=request.follows)
 

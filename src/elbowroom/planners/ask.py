@@ -13,6 +13,7 @@ from elbowroom.planners.budget.infeasible import followed, in_reserved_bytes
 from elbowroom.planners.budget.least import Weighed, first_met
 from elbowroom.planners.knobs import apply
 from elbowroom.planners.problem import Planner, Problem
+from elbowroom.simulate.energy import energy_of
 from elbowroom.simulate.simulate import simulate
 from elbowroom.step.check import check_step
 from elbowroom.step.least_size import least_size
@@ -75,14 +76,31 @@ class Asking:
         self._watch.say(f"planner {self._name}: plan {self._asked}, for {format_bytes(budget_bytes)}")
         least = least_size(budget_bytes) if self._follows else self._problem.min_size_bytes
         problem = replace(self._problem, budget_bytes=budget_bytes, min_size_bytes=least, time_limit_s=limit_s)
+        made = self._confirmed(problem)
+        if problem.prices is not None:
+            made = self._of_less_energy(made, self._confirmed(replace(problem, prices=None)))
+        check_step(problem.step, made, problem.machine)
+        return made
+
+    def _confirmed(self, problem: Problem) -> Plan:
+        """Make a plan whose reserved bytes are within the budget. Raises Infeasible."""
         try:
             made = self._make(problem)
         except Infeasible as found:
             raise self._in_reserved_bytes(problem, found) from None
         if problem.machine.allocator != "exact" and made.bound is None:  # what has a bound was confirmed
             made = confirmed(problem, self._name, self._make, made)
-        check_step(problem.step, made, problem.machine)
         return made
+
+    def _of_less_energy(self, *plans: Plan) -> Plan:
+        """Return the plan whose step takes the least joules: a search for them may end at more than one for time."""
+        trace, machine = self._problem.step.trace, self._problem.machine
+
+        def millijoules(made: Plan) -> int:
+            found = energy_of(self._simulated(made), trace, machine)
+            return 0 if found is None else found.likely_millijoules
+
+        return min(plans, key=millijoules)
 
     def weigh(self, budget_bytes: int) -> Weighed:
         """Make a plan within a budget, and simulate it.

@@ -10,14 +10,18 @@ import numpy as np
 
 from elbowroom.machine import Machine, TierName
 from elbowroom.plan import Algorithm, Plan, Recompute, Swap
+from elbowroom.simulate.energy import EnergyPrices
 from elbowroom.simulate.lanes import Play, play
 from elbowroom.step.last_step import Ints, LastStep, listed, why_kept
 from elbowroom.step.moves import Moves, moves_of, need, tier_peak
 from elbowroom.step.rebuilds import Rebuild
 
 Judge = Callable[[Recompute], bool]
+Objective = Literal["time", "energy"]
 Means = Literal["swap", "recompute", "state", "gradient", "parameter", "algorithm"]
 MEANS: tuple[Means, ...] = ("swap", "recompute", "state", "gradient", "parameter", "algorithm")
+OBJECTIVES: tuple[Objective, ...] = ("time", "energy")
+"""What plans may be chosen by."""
 OF_STATES: tuple[Means, ...] = ("state", "gradient", "parameter")
 """Means that swap storages which outlive the step."""
 DEFAULT_MEANS: tuple[Means, ...] = ("swap", "recompute", "state", "gradient")
@@ -26,9 +30,11 @@ DEFAULT_MEANS: tuple[Means, ...] = ("swap", "recompute", "state", "gradient")
 __all__ = [
     "DEFAULT_MEANS",
     "MEANS",
+    "OBJECTIVES",
     "OF_STATES",
     "Judge",
     "Means",
+    "Objective",
     "Planner",
     "Problem",
     "as_plan",
@@ -78,6 +84,7 @@ class Problem:
         states: swaps of states decided already; `step` has their bytes away, and `tier_bytes` is what they leave.
         host_bytes: bytes that the host may hold, if storages may go on to the disk; `tier_bytes` is then what both
             have room for. Else None.
+        prices: what recomputes and copies cost beyond their time, if plans are chosen by energy; else None.
     """
 
     step: LastStep
@@ -93,6 +100,11 @@ class Problem:
     algorithms: tuple[Algorithm, ...] = ()
     states: DecidedStates | None = None
     host_bytes: int | None = None
+    prices: EnergyPrices | None = None
+
+    def extra_ns(self, moves: Moves, done: Play) -> int:
+        """Return what a played plan costs beyond the time of its step: 0 if plans are chosen by time."""
+        return 0 if self.prices is None else self.prices.extra_ns(self.step, moves, done)
 
     @property
     def moves_states(self) -> bool:

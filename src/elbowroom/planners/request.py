@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass, field, replace
 
-from elbowroom.planners.problem import DEFAULT_MEANS, Means
+from elbowroom.planners.problem import DEFAULT_MEANS, Means, Objective
 from elbowroom.step.least_size import MIN_SIZE_BYTES, least_size
 from elbowroom.step.module_selection import ALL_MODULES, Selection, selection
 
@@ -60,6 +60,7 @@ class PlanRequest:
         follows: whether the least size follows the budget, as no size was given.
         modules: the existing modules that `include` and `exclude` select.
         time_limit_s: a planner that searches stops after this time with the best plan it has.
+        objective: what plans are chosen by.
     """
 
     allow: tuple[Means, ...] = DEFAULT_MEANS
@@ -73,6 +74,7 @@ class PlanRequest:
     managed_bytes: int = 0
     modules: Selection = ALL_MODULES
     time_limit_s: float = TIME_LIMIT_S
+    objective: Objective = "time"
 
     @property
     def gradients(self) -> bool:

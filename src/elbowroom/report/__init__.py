@@ -16,7 +16,7 @@ from elbowroom.errors import FormatError, UsageError
 from elbowroom.files.record_files import encode
 from elbowroom.report.subject import Record, Subject, subject_of
 
-__all__ = ["Record", "Subject", "report", "subject_of", "write"]
+__all__ = ["Record", "Subject", "compare_runs", "report", "subject_of", "write"]
 
 ENDINGS = (".html", ".trace.json", ".timeline.json", ".txt", ".pickle", ".curves.csv", ".spans.csv", ".storages.csv")
 
@@ -44,6 +44,33 @@ def report(*records: Record, out: str | os.PathLike[str] | None = None) -> str:
     if out is not None:
         write(subject, out)
     return terminal.as_text(subject)
+
+
+def compare_runs(
+    first: str | os.PathLike[str], second: str | os.PathLike[str], *, out: str | os.PathLike[str] | None = None
+) -> str:
+    """Compare two runs by what `elbowroom run --json` wrote of each.
+
+    Args:
+        first: file of one run.
+        second: file of the other one.
+        out: file to write an offline page to, whose name ends in .html; None for none.
+
+    Returns:
+        The comparison as plain text: which held less, which was faster, and the figures of both.
+
+    Raises:
+        UsageError: one file twice, or another ending of `out`.
+        FormatError: a file cannot be read, or has no figures of a run; or `out` cannot be written.
+    """
+    from elbowroom.report import run_comparison, terminal
+
+    pair = run_comparison.run_pair(run_comparison.runs_of([os.fspath(first), os.fspath(second)]))
+    if out is not None:
+        if not os.fspath(out).endswith(".html"):
+            raise UsageError(f"compare_runs: given the file {os.fspath(out)!r}; allowed is a name ending in .html")
+        write_file(out, run_comparison.runs_page(pair))
+    return terminal.plain_text(run_comparison.runs_rendered(pair))
 
 
 def write(subject: Subject, out: str | os.PathLike[str]) -> None:

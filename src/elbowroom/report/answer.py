@@ -70,6 +70,10 @@ def rendered(
     parts.append(Text(f"\nThe allocated peak: {moment_label(answer.peak)}"))
     parts.append(_categories(answer))
     parts.append(_modules(answer))
+    if answer.energy is not None:
+        parts.append(
+            Text(f"\nEnergy of a step, simulated, with everything kept: {answer.energy.words}, of the GPU alone")
+        )
     parts += _collectives(traces[0]) if traces else []
     parts += _exchange_notes(answer, traces[0], wires[0]) if traces and wires else []
     if answer.steps < 2:

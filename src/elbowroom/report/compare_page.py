@@ -121,7 +121,8 @@ def _charts(sides: Sides) -> str:
         f"{name} {format_ns(line.step_ns)}, of which compute waits {format_ns(line.stall_ns)}" for name, line in lines
     )
     return f'''<h3>Memory over the step</h3>
-<p class="hint">Both steps begin at 0 and have one axis. Drag to zoom in time, double-click to see all again.</p>
+<p class="hint">Both steps begin at 0 and have one axis. Drag to zoom in time, double-click to see all again.
+By keyboard: Tab to a chart, then + and -, arrows, and Escape.</p>
 <p class="keys" id="memory-keys" aria-hidden="true"></p>
 <div id="memory" data-label="{escape(f"Line chart of memory over two steps. Peak allocated: {peaks}.")}"></div>
 <h3>What runs when</h3>

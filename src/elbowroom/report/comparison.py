@@ -5,7 +5,7 @@ Each side has the same kind of timeline, measured or simulated, so no measured t
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 
@@ -13,17 +13,19 @@ from elbowroom.answers.memory_tree import module_bytes
 from elbowroom.answers.moved_bytes import moved_bytes
 from elbowroom.errors import UsageError
 from elbowroom.plan import Plan
-from elbowroom.report.figures import HEADLINES, StorageRow, largest_storages
+from elbowroom.report.figures import ENERGY, HEADLINES, StorageRow, energy, largest_storages
 from elbowroom.report.peak_section import held_of
 from elbowroom.report.subject import Record, Subject, kind_of, subject_of
 from elbowroom.simulate.simulate import simulate
 from elbowroom.timeline import Timeline
 from elbowroom.trace import Category, Trace
-from elbowroom.units import format_bytes, format_ns
+from elbowroom.units import format_bytes, format_joules, format_ns
 
 MODULES_SHOWN = 30
 MOST_TIMES = 10
 """From this multiple on a share says nothing."""
+RUN_SCHEMA = "elbowroom.answer.run"
+"""Schema of what `elbowroom run --json` writes, which it begins with."""
 OF_ONE = ("trace", "plan", "simulated", "measured")
 """Kinds of records that make a side."""
 
@@ -167,16 +169,20 @@ def headline_differences(sides: Sides) -> Iterator[Difference]:
     }
     times_of = {"step time": (first.step_ns, second.step_ns), "stall": (first.stall_ns, second.stall_ns)}
     for name, show in HEADLINES:
-        changed = _changed(*bytes_of[name], of_time=False) if name in bytes_of else ""
-        changed = _changed(*times_of[name], of_time=True) if name in times_of else changed
-        yield Difference(name=name, first=show(first), second=show(second), difference=changed)
+        said = changed(*bytes_of[name], format_bytes) if name in bytes_of else ""
+        said = changed(*times_of[name], format_ns) if name in times_of else said
+        yield Difference(name=name, first=show(first), second=show(second), difference=said)
+    one, other = (energy(side.subject, side.line) for side in sides)
+    if one is not None and other is not None:
+        said = changed(one.likely_millijoules, other.likely_millijoules, format_joules)
+        yield Difference(name=ENERGY, first=one.words, second=other.words, difference=said)
 
 
-def _changed(one: int, other: int, *, of_time: bool) -> str:
+def changed(one: int, other: int, show: Callable[[int], str]) -> str:
     """Return the second less the first with its sign, and the share of the first below `MOST_TIMES` of it."""
     if one == other:
         return "equal"
-    size = (format_ns if of_time else format_bytes)(abs(other - one))
+    size = show(abs(other - one))
     share = f" ({(other - one) / one:+.1%})" if one and other < MOST_TIMES * one else ""
     return f"{'+' if other > one else '-'}{size}{share}"
 
@@ -227,7 +233,7 @@ def _of_bytes(name: str, one: int, other: int) -> Difference:
         name=name,
         first=format_bytes(one),
         second=format_bytes(other),
-        difference=_changed(one, other, of_time=False),
+        difference=changed(one, other, format_bytes),
     )
 
 

@@ -8,6 +8,7 @@ from dataclasses import dataclass
 from elbowroom.answers.pareto import Pareto
 from elbowroom.plan import Bound, Plan, Recompute, Swap
 from elbowroom.report.subject import Subject
+from elbowroom.simulate.energy import Energy, energy_of
 from elbowroom.simulate.simulate import compare
 from elbowroom.step.last_step import last_step, why_kept
 from elbowroom.step.plan_summary import sentences
@@ -68,6 +69,9 @@ HEADLINES: tuple[tuple[str, Callable[[Timeline], str]], ...] = (
     ("peak below the device", lambda line: _below(line)),
 )
 
+ENERGY = "energy, simulated"
+"""Name of the row of joules, which a measured step leaves empty."""
+
 
 def _below(line: Timeline) -> str:
     """Return the most bytes on the lower tiers as text; "" if the timeline has swaps without curves of these tiers."""
@@ -78,7 +82,18 @@ def _below(line: Timeline) -> str:
 def headlines(subject: Subject) -> tuple[Row, ...]:
     """The headline figures, a row per figure and a cell per timeline."""
     lines = [line for _, line in subject.timelines]
-    return tuple(Row(name=name, cells=tuple(show(line) for line in lines)) for name, show in HEADLINES)
+    rows = [Row(name=name, cells=tuple(show(line) for line in lines)) for name, show in HEADLINES]
+    found = [energy(subject, line) for line in lines]
+    if any(found):
+        rows.append(Row(name=ENERGY, cells=tuple("" if each is None else each.words for each in found)))
+    return tuple(rows)
+
+
+def energy(subject: Subject, line: Timeline) -> Energy | None:
+    """Return the simulated energy of a simulated step; None for a measured one, and without trace or board power."""
+    if line.source != "simulated" or subject.trace is None or subject.machine is None:
+        return None
+    return energy_of(line, subject.trace, subject.machine)
 
 
 def peaks(subject: Subject) -> tuple[Peak, ...]:

@@ -111,7 +111,8 @@ def _charts(subject: Subject) -> str:
     if not subject.timelines:
         return ""
     return f'''<h3>Memory over the step</h3>
-<p class="hint">Drag to zoom in time, double-click to see the whole step again; both charts move together.</p>
+<p class="hint">Drag to zoom in time, double-click to see the whole step again; both charts move together.
+By keyboard: Tab to a chart, then + and -, arrows, and Escape.</p>
 <p class="keys" id="memory-keys" aria-hidden="true"></p>
 <div id="memory" data-label="{escape(figures.memory_text(subject))}"></div>
 <h3>What runs when</h3>

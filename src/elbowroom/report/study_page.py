@@ -33,6 +33,7 @@ STUDY_ENDINGS = (".html", ".svg", ".txt", ".csv")
 TEXT_WIDTH = 140
 TONE_OF: dict[str, Tone] = {"kept": "kept", "planned": "simulated"}
 RANKS = {
+    "energy": 3,
     "swapped out": 3,
     "on the host": 3,
     "needs, all kept": 2,

@@ -6,7 +6,7 @@ from collections.abc import Callable, Iterator
 
 from elbowroom.answers.link_study import LinkStudy, StudiedLink
 from elbowroom.answers.study_points import Study, StudyPoint
-from elbowroom.units import format_bytes, format_ns
+from elbowroom.units import format_bytes, format_joules, format_ns
 
 SAME_TIME = 1.05
 """Below this factor a step is said to take about as long."""
@@ -152,6 +152,7 @@ STUDY_COLUMNS: dict[str, Callable[[StudyPoint], str]] = {
     "trains": lambda point: _outcome(point),
     "step": lambda point: "" if point.step_ns is None else format_ns(point.step_ns),
     "times": lambda point: "" if point.slowdown is None else f"{point.slowdown:.2f}",
+    "energy": lambda point: "" if point.energy is None else format_joules(point.energy.likely_millijoules),
     "samples a second": lambda point: f"{rate_of(point):,.1f}" if point.step_ns else "",
     "least with a plan": lambda point: "" if point.least_bytes is None else format_bytes(point.least_bytes),
     "swapped out": lambda point: format_bytes(point.out_bytes) if point.step_ns is not None else "",
@@ -177,6 +178,8 @@ def study_table(study: Study) -> tuple[tuple[str, ...], list[tuple[str, ...]]]:
     else:
         first = {study.varied: lambda point: str(point.value)}
     columns: dict[str, Callable[[StudyPoint], str]] = {**first}
+    if all(point.energy is None for point in study.points):
+        left_out.add("energy")
     if all(point.least_bytes is None for point in study.points):
         left_out.add("least with a plan")
     columns |= {name: show for name, show in STUDY_COLUMNS.items() if name not in left_out}

@@ -28,11 +28,16 @@ PARETO_RANKS = {"stall": 2, "swapped out": 3, "reserved": 1}
 
 def as_text(subject: Subject) -> str:
     """Render the report without colours, at a fixed width."""
+    return plain_text(rendered(subject))
+
+
+def plain_text(what: RenderableType) -> str:
+    """Render something without colours, at a fixed width."""
     console = PlainConsole(
         file=io.StringIO(), width=WIDTH, color_system=None, force_terminal=False, legacy_windows=False
     )
     with console.capture() as captured:
-        console.print(rendered(subject))
+        console.print(what)
     return "\n".join(line.rstrip() for line in captured.get().splitlines()) + "\n"
 
 

@@ -4,15 +4,16 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
-from typing import Literal, Protocol
+from typing import Protocol
 
 from elbowroom.engine.entries import Counters
+from elbowroom.hardware.energy_meters import MeterSource
 from elbowroom.run.kind_totals import Kinds
 from elbowroom.run.step_kinds import StepKind
+from elbowroom.simulate.energy import Energy
 from elbowroom.step.plan_summary import Decided, decided
-from elbowroom.units import format_bytes, format_ns
-
-Mode = Literal["observe", "frugal", "plan", "keep"]
+from elbowroom.timeline import Mode
+from elbowroom.units import format_bytes, format_joules, format_ns
 
 
 class HeldMemory(Protocol):
@@ -32,6 +33,24 @@ class HeldMemory(Protocol):
     def over_bytes(self) -> int:
         """Bytes held beyond the budget."""
         ...
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class MeasuredEnergy:
+    """Energy that the computer's own counter measured, from the end of the first step on, with what ran between steps.
+
+    Attributes:
+        source: "NVML": the GPU's board; "RAPL": the processor's packages, and their memory where it is counted. Both
+            count all processes.
+        millijoules: thousandths of a joule.
+        steps: steps that ended in that time.
+        step_millijoules: a step's share; what ran between steps is part of it.
+    """
+
+    source: MeterSource
+    millijoules: int
+    steps: int
+    step_millijoules: int
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -116,6 +135,16 @@ def held(records: HeldMemory) -> Iterator[str]:
             f"  THE BUDGET WAS NOT HELD: {format_bytes(records.over_bytes)} more than it were, in steps that are "
             "observed, the first of each kind, or by what ran between steps"
         )
+
+
+def energy_lines(measured: MeasuredEnergy | None, simulated: Energy | None) -> Iterator[str]:
+    """Yield lines on the energy of a step, measured and simulated ones apart."""
+    if measured is not None:
+        whose = "the GPU's board" if measured.source == "NVML" else "the processor"
+        each, steps = format_joules(measured.step_millijoules), f"{measured.steps} steps with what ran between them"
+        yield f"  energy, measured by {measured.source}: {each} a step of {whose}, over {steps}"
+    if simulated is not None:
+        yield f"  energy of a step, simulated: {simulated.words}, of the GPU's board and the copies"
 
 
 def _in_step(found: Decided, last: StepFigures) -> Iterator[str]:

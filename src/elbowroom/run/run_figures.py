@@ -12,25 +12,31 @@ from elbowroom.engine.executor import Executor
 from elbowroom.engine.lost_device import loss_of
 from elbowroom.engine.residence import resident_bytes
 from elbowroom.errors import DeviceLost, Infeasible
+from elbowroom.hardware.energy_meters import EnergyMeter, meter_of
 from elbowroom.hardware.launched_rank import launched_rank
 from elbowroom.machine import Machine
 from elbowroom.notices import Once, warn, warn_once
 from elbowroom.plan import Plan
 from elbowroom.planners.budget.run_budget import simulated
 from elbowroom.run import account as figures
-from elbowroom.run.account import Mode, StepFigures
+from elbowroom.run.account import MeasuredEnergy, StepFigures
 from elbowroom.run.kind_totals import Kinds, beyond
 from elbowroom.run.learner import Learner
 from elbowroom.run.run_now import RunNow, plan_in_force
 from elbowroom.run.step_kinds import StepKind
 from elbowroom.run.step_loggers import Log, log_of, values_of
+from elbowroom.simulate.energy import Energy, energy_of
 from elbowroom.step.least_size import said
-from elbowroom.timeline import Timeline
+from elbowroom.timeline import Mode, Timeline
 from elbowroom.trace import Trace
 from elbowroom.units import format_bytes
 
 STEPS_KEPT = 4096
 """Steps whose figures are always kept; older ones go, so that a long training does not fill the memory."""
+METER_NS = 30 * 10**9
+"""Time after which a meter is read again: counters of processors begin anew after some minutes at full power."""
+RESTED_EACH = 64
+"""Steps of a rest after which the time is looked at."""
 
 
 class RunFigures:
@@ -65,6 +71,8 @@ class RunFigures:
         self._begin_ns = 0
         self._loggers: list[Log] = []
         self._once = Once()
+        self._meter: EnergyMeter | None = None
+        self._metered_ns = 0
 
     @property
     def steps(self) -> list[StepFigures]:
@@ -80,6 +88,7 @@ class RunFigures:
     def _keep(self, step: StepFigures, key: Hashable, followed: StepKind | None, *, settled: bool) -> None:
         """Keep the figures of a step that has ended. A `settled` one followed the last plan of its kind."""
         self._settled = settled
+        self._read_meter()
         self._learner.met_kinds.totals.ended(key, followed)
         self._figures.append(step)
         self._kept += 1
@@ -94,6 +103,42 @@ class RunFigures:
         for step_ns in rested_ns:
             step = figures.of_step("keep", step_ns, Counters(), 0, checked=False)
             self._keep(step, self._last_key, self._last, settled=True)
+
+    def _rested(self, step_ns: int) -> None:
+        """Note the time of a step of a rest."""
+        self._rested_ns.append(step_ns)
+        if len(self._rested_ns) % RESTED_EACH == 0:
+            self._read_meter()
+
+    def _read_meter(self) -> None:
+        """Begin to count energy as the first step ends, and read the meter from time to time."""
+        now_ns = time.perf_counter_ns()
+        if not self._metered_ns:
+            self._meter = meter_of(self.device.type, self.device.index or 0)
+        elif self._meter is None or now_ns - self._metered_ns < METER_NS:
+            return
+        else:
+            self._meter.millijoules()
+        self._metered_ns = now_ns
+
+    @property
+    def measured_energy(self) -> MeasuredEnergy | None:
+        """Energy since the end of the first step; None without a meter, or before a second step has ended."""
+        steps = self._steps_ended - 1
+        found = None if self._meter is None or steps < 1 else self._meter.millijoules()
+        if self._meter is None or found is None:
+            return None
+        return MeasuredEnergy(
+            source=self._meter.source, millijoules=found, steps=steps, step_millijoules=round(found / steps)
+        )
+
+    @property
+    def simulated_energy(self) -> Energy | None:
+        """Simulated energy of a step under the last plan; None without a plan, or if the board's power is not known."""
+        if self._last is None or not self.machine.board_watts:
+            return None
+        line = self.simulated
+        return None if line is None else energy_of(line, self._last.trace, self.machine)
 
     def log_to(self, writer: object) -> None:
         """Give the figures of each step that ends from now on to a writer. Raises UsageError."""
@@ -252,7 +297,8 @@ class RunFigures:
         if self._last is not None:
             lines = figures.summary(head, self.kinds, self._last, self.steps, self._steps_ended)
         shared = [f"  {self._learner.shared}"] if self._learner.shared else []
-        return "\n".join([*lines, *shared, *self._may_move(), *figures.held(self), *self.kinds.lines()])
+        energy = figures.energy_lines(self.measured_energy, self.simulated_energy)
+        return "\n".join([*lines, *shared, *self._may_move(), *figures.held(self), *energy, *self.kinds.lines()])
 
     def _of_margin(self) -> str:
         """Say how much of the margin that `auto` leaves the plans use."""

@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING
 
+from elbowroom.run_moment import RunMoment
 from elbowroom.units import format_bytes
 
 if TYPE_CHECKING:
@@ -23,40 +24,17 @@ WHY_NONE = {
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class RunNow:
-    """A run at one moment. Bytes and nanoseconds.
+class RunNow(RunMoment):
+    """A run at one moment, as a thread of its own process sees it.
 
     Attributes:
-        device: the device whose storages move, such as "cpu" or "cuda:0".
-        steps: number of steps that have ended.
         in_step_ns: time since the present step began; None between steps, and while a training rests.
-        mode: what the present step is, or else the last one: see `StepFigures`.
-        plan: the plan in force in words, or why there is none.
-        budget_bytes: what the device may hold.
-        planned_peak_bytes: the most that the plan holds; 0 without one.
-        device_bytes: what the device holds, as the budget counts it: reserved bytes on CUDA. Nothing counts the live
-            storages in RAM at each moment, so there it is the most that a recorded step held; 0 before one.
-        resident_bytes: resident memory of the process, with libraries and with freed memory that stays.
-        lower_bytes: what lies on each lower tier.
-        pinned_bytes: page-locked host memory.
         stall_ns: time that the present step, or else the last one, has waited for transfers.
-        last_step_ns: time of the last step; None before it.
         recent: figures of the last thousands of steps, the last one last; without those of a rest that goes on.
     """
 
-    device: str
-    steps: int
     in_step_ns: int | None
-    mode: str
-    plan: str
-    budget_bytes: int
-    planned_peak_bytes: int
-    device_bytes: int
-    resident_bytes: int
-    lower_bytes: Mapping[str, int]
-    pinned_bytes: int
     stall_ns: int
-    last_step_ns: int | None
     recent: Sequence[StepFigures] = field(default=(), repr=False)
 
 

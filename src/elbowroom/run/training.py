@@ -577,7 +577,7 @@ class TrainingRun(RunFigures, Director, Conductor):
         if not rest.in_step:  # an optimizer that steps by itself
             self._wake()
             return
-        self._rested_ns.append(rest.ends())
+        self._rested(rest.ends())
         if rest.excess_bytes:
             self.steps[-1] = replace(self.steps[-1], mismatches=1)
             self._surprises.memory(rest.excess_bytes)

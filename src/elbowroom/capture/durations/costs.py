@@ -20,11 +20,8 @@ from typing import Any
 from elbowroom.capture.durations.convolutions import BACKWARD, FORWARD, product_of
 from elbowroom.capture.durations.op_line import OpLine
 from elbowroom.capture.durations.products import ITEM_BYTES, MatrixProduct, arithmetic_ns, bandwidth_ns, rate_of
+from elbowroom.hardware.reach import LAUNCH_NS
 from elbowroom.machine import Machine
-
-LAUNCH_NS = 4_200
-"""Time from one op that Python issues to the next, measured on an H100 NVL in a study of a trainer's step; a kernel
-alone takes 1.28 us there."""
 
 RECURRENT_STEP_NS = 10_000
 """Time of one time step of a recurrent layer, whose kernels run one after the other; assumed."""

@@ -1,4 +1,4 @@
-"""Products: the rates of a machine that products and streams reach; every share has its source.
+"""Products: the rates of a machine that products and streams reach; hardware/reach.py has the shares.
 
 A product of matrices is cut into tiles, one for each multiprocessor at a time. Multiprocessors that are idle in the
 last wave are lost (NVIDIA, "Matrix Multiplication Background User's Guide": tile and wave quantization).
@@ -8,6 +8,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
+from elbowroom.hardware.reach import STREAM_SHARE, share_of
 from elbowroom.machine import Machine
 
 ITEM_BYTES = {
@@ -23,24 +24,6 @@ ITEM_BYTES = {
     "uint8": 1,
     "int8": 1,
 }
-
-SHARES = {
-    # The best products of cuBLAS over the dense peak: A100 SXM 85.9 %, A100 PCIe 82.2 %, GH200 83.0 %, H100 SXM 80.1 %
-    # (ml-engineering, "Maximum Achievable Matmul FLOPS"); the shapes of a model reach less than the best of a search.
-    "float16": 0.70,
-    "bfloat16": 0.70,
-    # Cubes of 8192 on an H100 NVL: 62.6 % (measured by the same study as LAUNCH_NS in costs.py).
-    "tf32": 0.63,
-    # Set by whole steps of GPT-2 and ResNet-50 on an A100 and a V100, which allow no less (docs/step-times.md). The
-    # same study has 75.4 %, under a power limit.
-    "float32": 0.90,
-    "float64": 0.90,
-}
-"""Share of the dense peak of a type that a large product reaches."""
-
-STREAM_SHARE = 0.90
-"""Share of the memory's bandwidth: on an H100 NVL a copy of 4 GiB reaches 90.6 %, read-read-write of 1 GiB 91.4 % (same
-study)."""
 
 TILES = ((128, 128, 1.0), (64, 64, 0.75))
 """Rows and columns of a tile, and its efficiency relative to the largest: a smaller one reads its inputs more often."""
@@ -67,11 +50,6 @@ def rate_of(dtype: str, machine: Machine) -> int:
     while name not in rates and name != "float32":
         name = wider.get(name, "float32")
     return max(1, rates.get(name, machine.flops_per_s))
-
-
-def share_of(dtype: str) -> float:
-    """Return the share of the dense peak that a large product reaches."""
-    return SHARES.get(dtype, SHARES["float32"])
 
 
 def filled(product: MatrixProduct | None, multiprocessors: int) -> float:

@@ -45,7 +45,7 @@ def are_few(problem: Problem) -> bool:
 
 
 def fastest_of_all(problem: Problem, known: Plan | None) -> tuple[Plan, int]:
-    """Return the fastest of all plans within the budget, and its time; of equals the one that moves least.
+    """Return the plan that costs least of all within the budget, and its time; of equals the one that moves least.
 
     Args:
         problem: an undecided problem; some plan meets its budget.
@@ -54,8 +54,8 @@ def fastest_of_all(problem: Problem, known: Plan | None) -> tuple[Plan, int]:
     found = ((known, *_cost(problem, known)) for known in ([known] if known else []))
     within = (made for made in _every(problem) if _peak(problem, made) <= problem.budget_bytes)
     played = ((made, *_cost(problem, made)) for made in within if _may_run(problem, made))
-    best, step_ns, _ = min(chain(found, played), key=lambda each: each[1:])
-    return best, step_ns
+    best, cost_ns, _, extra_ns = min(chain(found, played), key=lambda each: each[1:3])
+    return best, cost_ns - extra_ns
 
 
 def least_of_all(problem: Problem) -> tuple[Problem, Moves]:
@@ -73,12 +73,13 @@ def _peak(problem: Problem, made: Plan) -> int:
     return peak_of(step, moves_of_plan(step, made))
 
 
-def _cost(problem: Problem, made: Plan) -> tuple[int, int]:
-    """Return the simulated time of the step, and the bytes moved."""
+def _cost(problem: Problem, made: Plan) -> tuple[int, int, int]:
+    """Return what a plan costs (time, and what `Problem.extra_ns` adds), the bytes it moves, and what was added."""
     step = with_algorithms(problem.step, made.algorithms)
     moves = moves_of_plan(step, made)
     done = play(step, moves, problem.machine, tiers_of_plan(step, made, moves))
-    return done.step_ns, moved_bytes(moves, done)
+    extra_ns = problem.extra_ns(moves, done)
+    return done.step_ns + extra_ns, moved_bytes(moves, done), extra_ns
 
 
 def _may_run(problem: Problem, made: Plan) -> bool:

@@ -77,7 +77,7 @@ SHARE = 3
 
 
 def optimal(problem: Problem) -> Plan:
-    """Meet the budget at the least simulated time found.
+    """Meet the budget at the least simulated time found, or energy if the problem has prices.
 
     Raises:
         Infeasible: no plan that was found meets the budget.
@@ -96,7 +96,8 @@ def optimal(problem: Problem) -> Plan:
     enough_ns = bound + int(GAP_SHARE * problem.step.at_ns[-1])
     if caching:
         held = _reserving(problem, bound, enough_ns)
-        return _bounded(problem, held.found[0].plan(NAME), held.step_ns, bound)
+        best = held.found[0]
+        return _bounded(problem, best.plan(NAME), held.step_ns - best.extra_ns, bound)
     made = partial(_allocating, problem, bound, enough_ns)
     return _of_every(problem, made, bound) if are_few(problem) else made()
 
@@ -109,7 +110,7 @@ def _allocating(problem: Problem, bound: int, enough_ns: int) -> Plan:
     """
     found = Search(problem).annealed(problem.budget_bytes, enough_ns, BASELINES)
     best = _refined(problem, (found or [_least(problem)])[0], bound, enough_ns, share=round(1 / effort_of(problem)))
-    return _bounded(problem, best.plan(NAME), best.cost[0], bound)
+    return _bounded(problem, best.plan(NAME), best.done.step_ns, bound)
 
 
 def _of_every(problem: Problem, search: Callable[[], Plan], bound: int) -> Plan:
@@ -123,7 +124,7 @@ def _of_every(problem: Problem, search: Callable[[], Plan], bound: int) -> Plan:
         if peak_of(least.step, moves) > problem.budget_bytes:
             raise infeasible(least, NAME, moves.n, moves) from None
         made = None
-    if made is not None and made.bound is not None and made.bound.step_ns <= bound:
+    if problem.prices is None and made is not None and made.bound is not None and made.bound.step_ns <= bound:
         return made
     best, step_ns = fastest_of_all(problem, made)
     return _bounded(problem, replace(best, planner=NAME), step_ns, bound)

@@ -26,7 +26,7 @@ class QuickEstimate(NamedTuple):
     """About what a choice costs.
 
     Attributes:
-        extra_ns: time beyond the ops of the step.
+        extra_ns: time beyond the ops of the step, and what the choice costs beyond its time.
         over_bytes: allocated bytes beyond the budget, at most.
         slot: where the most bytes are held.
     """
@@ -48,6 +48,9 @@ def quick_estimate(basis: Basis, n: Ints, slot_op: Ints) -> QuickEstimate:
     needed = need(basis.asked.step, moves)
     slot = int(needed.argmax())
     extra_ns = float(basis.problem.step.at_ns[-1] - basis.asked.step.at_ns[-1])
+    if basis.asked.prices is not None:
+        recipes = [option.recompute.recipe for option in basis.options]
+        extra_ns += basis.asked.prices.about_ns(basis.asked.step, recipes, int(moves.size.sum()))
     if len(n):
         extra_ns += _waits_ns(basis, moves, np.maximum(budget_bytes - needed, 0), slot_op)
     return QuickEstimate(extra_ns, max(0, int(needed[slot]) - budget_bytes), slot)

@@ -112,7 +112,7 @@ class FittingTrial:
 
     Attributes:
         found: the trial, and the pool that it was chosen from.
-        step_ns: time of the step, waits for the driver included.
+        step_ns: time of the step, waits for the driver included, and what it costs beyond that (`Trial.extra_ns`).
         is_driven: whether compute waits for the driver.
     """
 
@@ -130,7 +130,8 @@ def held_within(found: Found, budget_bytes: int) -> FittingTrial | None:
         return FittingTrial(found=found, step_ns=trial.cost[0], is_driven=False)
     problem = trial.basis.asked
     done = replayed(problem.step.trace, problem.machine, trial.plan(NAME), budget_bytes)
-    return FittingTrial(found=found, step_ns=done.step_ns, is_driven=done.is_driven) if done.fits else None
+    step_ns = done.step_ns + trial.extra_ns
+    return FittingTrial(found=found, step_ns=step_ns, is_driven=done.is_driven) if done.fits else None
 
 
 def limit_of_trial(found: Found) -> int:

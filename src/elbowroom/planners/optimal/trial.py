@@ -25,7 +25,8 @@ class Trial:
         moves: the swaps.
         played: the swaps together with those of decided states.
         done: the play of all of these.
-        cost: (simulated step_ns, bytes moved); the least wins.
+        cost: (simulated step_ns and extra_ns, bytes moved); the least wins.
+        extra_ns: what it costs beyond its time, if plans are chosen by energy; else 0.
     """
 
     basis: Basis
@@ -33,6 +34,7 @@ class Trial:
     played: Moves
     done: Play
     cost: tuple[int, int]
+    extra_ns: int = 0
 
     def plan(self, planner: str) -> Plan:
         """Return the choice as a plan."""
@@ -45,8 +47,9 @@ def tried(basis: Basis, moves: Moves) -> Trial:
     moves = basis.moves(moves.n, moves.back)
     done = moving(basis.asked, moves)
     _, played = basis.asked.whole(moves)
-    cost = done.step_ns, moved_bytes(played, done)
-    return Trial(basis=basis, moves=moves, played=played, done=done, cost=cost)
+    extra_ns = basis.asked.extra_ns(played, done)
+    cost = done.step_ns + extra_ns, moved_bytes(played, done)
+    return Trial(basis=basis, moves=moves, played=played, done=done, cost=cost, extra_ns=extra_ns)
 
 
 def arranged(basis: Basis, n: Ints) -> Trial:

@@ -53,6 +53,33 @@ function drawBudget(plot, budgetBytes) {
   ctx.restore();
 }
 
+// Keys of a chart that has the focus: + and - zoom about the middle, arrows move, Home, 0 and Escape show all again.
+function zoomedByKeys(place, shown, whole, zoom) {
+  place.tabIndex = 0;
+  place.addEventListener("keydown", (event) => {
+    if (event.ctrlKey || event.altKey || event.metaKey) return;
+    const found = rangeAfter(event.key, shown(), whole);
+    if (!found) return;
+    event.preventDefault();
+    zoom(found[0], found[1]);
+  });
+}
+
+function rangeAfter(key, shown, whole) {
+  const length = shown.max - shown.min, most = whole[1] - whole[0], middle = (shown.min + shown.max) / 2;
+  const half = { "+": length / 4, "=": length / 4, "-": length, "_": length }[key];
+  const by = { ArrowLeft: -length / 4, ArrowRight: length / 4 }[key];
+  if (["Home", "0", "Escape"].includes(key) || 2 * half >= most) return whole;
+  if (half !== undefined) return within(middle - half, middle + half, whole);
+  return by === undefined ? null : within(shown.min + by, shown.max + by, whole);
+}
+
+// The range moved into the whole, with its length kept.
+function within(from, to, whole) {
+  const by = Math.max(0, whole[0] - from) - Math.max(0, to - whole[1]);
+  return [from + by, to + by];
+}
+
 function memoryKeys(place, memory) {
   chartKeys(place, memory.series, (series) => {
     const tone = TONES[series.tone];

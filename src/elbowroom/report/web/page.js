@@ -25,11 +25,13 @@
     lanes.to = to;
     drawLanes(lanes);
   };
+  const lanesPlace = document.getElementById("lanes");
   memoryKeys(document.getElementById("memory-keys"), data.memory);
   const plot = memoryChart(place, data.memory, follow);
   zoom(whole[0], whole[1]);
   named(place);
-  named(document.getElementById("lanes"));
+  named(lanesPlace);
+  for (const chart of [place, lanesPlace]) zoomedByKeys(chart, () => plot.scales.x, whole, zoom);
 
   const keys = document.getElementById("lane-keys");
   const tones = new Set(data.lanes.flatMap((group) => group.lanes.flatMap((lane) => lane.tone)));
