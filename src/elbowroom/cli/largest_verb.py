@@ -67,7 +67,7 @@ def execute(arguments: argparse.Namespace) -> int:
         raise UsageError("--multiple-of: given with a list of values; allowed is it with a range; leave it out")
     machine = scripts.machine_of(arguments.gpu)
     slowdown = _slowdown(arguments)
-    knob = find_knob(vary, script.path, arguments.script_arguments)
+    knob = find_knob(vary, script.path, script.arguments)
     with progress() as say:
         trials = Trials(script, machine, knob, arguments, Watch(say, arguments.timeout), slowdown, job)
         found = _searched(trials, vary, arguments.multiple_of)
@@ -181,7 +181,7 @@ class Trials:
         """
         given, what = self._arguments, f"{self._looked_at()}now {self.knob.name} = {value}"
         self.watch.say(what)
-        turned = self.knob.turned(given.script_arguments, value)
+        turned = self.knob.turned(self.script.arguments, value)
         try:
             trace = self.script.capture(
                 turned.arguments,

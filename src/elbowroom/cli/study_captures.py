@@ -72,7 +72,7 @@ class StudyCaptures:
         """
         given, where = self._arguments, f"on a virtual {machine.name}"
         what = f"{self._knob.name} = {value} {where}" if self._knob and value is not None else where
-        turned = self._knob.turned(given.script_arguments, value) if self._knob and value is not None else None
+        turned = self._knob.turned(self._script.arguments, value) if self._knob and value is not None else None
         allowed = choosing.allowed(given.allow)
         parts = {} if least_bytes is None else {"in_parts": True, "min_size": least_bytes}
         if parts:
@@ -80,7 +80,7 @@ class StudyCaptures:
         self._watch.say(f"{what}: starting Python and importing torch")
         try:
             trace = self._script.capture(
-                given.script_arguments if turned is None else turned.arguments,
+                self._script.arguments if turned is None else turned.arguments,
                 machine=machine,
                 steps=given.steps,
                 timeout_s=self._watch.left_s(),

@@ -1,0 +1,347 @@
+"""Graph patterns: layers of PyTorch that an exporter wrote as several nodes, found again.
+
+`nn.Linear` on [N, T, C] is a MatMul and an Add in a file, `nn.LayerNorm` nine nodes, `F.gelu` five. Run node by node
+they hold several times as much as PyTorch's one op does. A pattern is what torch.onnx writes for the op. What people
+write by hand in other ways (GELU with Pow, attention that is divided by a root) stays as it is, as it was in the
+original.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import replace
+
+import numpy as np
+from torch import Tensor, nn
+
+from elbowroom.frameworks.onnx.bound_graph import BoundGraph, producers, renamed
+from elbowroom.frameworks.onnx.onnx_graph import GraphNode
+from elbowroom.frameworks.onnx.op_call import scalar
+
+Match = list[GraphNode]
+"""The nodes that take the place of a pattern, the last one makes its result; empty if the pattern is not there."""
+EXACT = 1e-4
+"""Relative difference up to which a number of a file is a constant of a formula."""
+LEAST = -1e4
+"""Numbers below it hide a place from attention."""
+
+
+class GraphView:
+    """A graph as patterns see it: who makes a value, how many use it, and what is known of it."""
+
+    def __init__(self, bound: BoundGraph) -> None:
+        self.bound = bound
+        self._made = dict(producers(bound.nodes))
+        self._uses: dict[str, int] = dict.fromkeys(bound.graph.outputs, 1)
+        for name in (name for node in bound.nodes for name in node.inputs):
+            self._uses[name] = self._uses.get(name, 0) + 1
+
+    def made(self, name: str, op: str, uses: int | None = 1) -> GraphNode | None:
+        """Return the node that makes a value, if it is of this op and its result is used that often (None: ever)."""
+        node = self._made.get(name)
+        fits = node is not None and node.op == op and uses in (None, self._uses.get(name))
+        return node if fits else None
+
+    def number(self, name: str) -> float | None:
+        """Return a known number."""
+        return scalar(self.bound.values.get(name))
+
+    def known(self, name: str) -> np.ndarray | None:
+        """Return a known array."""
+        found = self.bound.values.get(name)
+        return found if isinstance(found, np.ndarray) else None
+
+    def tensor(self, name: str) -> Tensor | None:
+        """Return a value of the device."""
+        found = self.bound.values.get(name)
+        return found if isinstance(found, Tensor) else None
+
+    def parameter(self, name: str, *shape: int) -> nn.Parameter | None:
+        """Return a weight, if it has this shape; any, if none is given."""
+        found = self.bound.values.get(name)
+        fits = isinstance(found, nn.Parameter) and (not shape or tuple(found.shape) == shape)
+        return found if fits else None
+
+    def either(self, node: GraphNode | None) -> Iterator[tuple[str, str]]:
+        """Yield the two inputs of a node in both orders."""
+        if node is not None and len(node.inputs) == 2:  # noqa: PLR2004
+            yield node.inputs[0], node.inputs[1]
+            yield node.inputs[1], node.inputs[0]
+
+    def with_number(self, node: GraphNode | None, number: float) -> str:
+        """Return the other input of a node one of whose inputs is this number; "" if none is."""
+        for one, other in self.either(node):
+            found = self.number(one)
+            if found is not None and math.isclose(found, number, rel_tol=EXACT):
+                return other
+        return ""
+
+
+def matched(bound: BoundGraph) -> list[GraphNode]:
+    """Return the nodes that are needed, with the layers that were found in the place of their parts."""
+    view, needed = GraphView(bound), set(bound.graph.outputs)
+    found: list[GraphNode] = []
+    for node in reversed(bound.nodes):
+        if not needed.intersection(node.outputs):
+            continue
+        made = next(filter(None, (pattern(view, node) for pattern in PATTERNS.get(node.op, ()))), [node])
+        needed.update(name for each in made for name in each.inputs)
+        found += reversed(made)
+    return found[::-1]
+
+
+def _linear(view: GraphView, node: GraphNode) -> Match:
+    """MatMul of a weight [I, O], or of one that is turned, with or without the bias that is added to it."""
+    bias = ""
+    product = node if node.op == "MatMul" else None
+    if product is None:
+        for bias, name in view.either(node):
+            product = view.made(name, "MatMul")
+            if product is not None and view.parameter(bias) is not None:
+                break
+        else:
+            return []
+    given, name = product.inputs
+    x, weight = view.tensor(given), _turned(view, name)
+    width = None if weight is None else view.bound.values[weight].shape[0]  # pyright: ignore[reportOptionalMemberAccess]
+    if x is None or x.dim() < 2 or isinstance(x, nn.Parameter) or weight is None:  # noqa: PLR2004
+        return []
+    if bias and view.parameter(bias, int(width or 0)) is None:
+        return []
+    found = renamed(node, "elbowroom.Linear", (given, weight, *([bias] if bias else [])))
+    return [replace(found, name=product.name or node.name)]
+
+
+def _turned(view: GraphView, name: str) -> str | None:
+    """Return the weight [O, I] of a linear layer whose MatMul takes [I, O]."""
+    turn, made = view.bound.values.get(name), view.made(name, "Transpose", None)
+    if made is not None and view.parameter(made.inputs[0]) is not None:
+        return made.inputs[0] if list(made.attributes.get("perm", [1, 0])) == [1, 0] else None
+    if not isinstance(turn, nn.Parameter) or turn.dim() != 2:  # noqa: PLR2004
+        return None
+    tied = _tied(view, name)
+    if tied is not None:
+        return tied
+    return view.bound.weight(f"{name}^T", name, tuple(turn.shape[::-1]), lambda array: array.t())
+
+
+def _tied(view: GraphView, name: str) -> str | None:
+    """Return a weight with the same numbers, turned: exporters store a tied one a second time."""
+    weights = view.bound.graph.weights
+    own = weights[name].values if name in weights else None
+    if own is None:
+        return None
+    for other, weight in weights.items():
+        if other != name and weight.values is not None and weight.shape == own.shape[::-1]:
+            if view.parameter(other) is not None and np.array_equal(weight.values[:8], own.T[:8]):
+                if np.array_equal(weight.values, own.T):
+                    return other
+    return None
+
+
+def _layer_norm(view: GraphView, node: GraphNode) -> Match:
+    """(x - mean) / sqrt(mean((x - mean)^2) + eps), with or without weight and bias."""
+    scale, bias, core = "", "", node
+    if node.op == "Add":
+        for bias, name in view.either(node):
+            product = view.made(name, "Mul")
+            if view.parameter(bias) is not None and product is not None:
+                break
+        else:
+            return []
+        for scale, name in view.either(product):
+            inner = view.made(name, "Div")
+            if view.parameter(scale) is not None and inner is not None:
+                core = inner
+                break
+        else:
+            return []
+    return _normed(view, node, core, [scale, bias] if scale else [])
+
+
+def _normed(view: GraphView, node: GraphNode, core: GraphNode, affine: Sequence[str]) -> Match:
+    above, root = core.inputs
+    difference = view.made(above, "Sub", 2)
+    inner = view.made(root, "Sqrt")
+    total = view.made(inner.inputs[0], "Add") if inner else None
+    if difference is None or total is None:
+        return []
+    for eps, name in view.either(total):
+        mean, number = view.made(name, "ReduceMean"), view.number(eps)
+        square = view.made(mean.inputs[0], "Pow") if mean else None
+        if mean is None or number is None or square is None or square.inputs[0] != above:
+            continue
+        center = view.made(difference.inputs[1], "ReduceMean")
+        if center is None or center.inputs[0] != difference.inputs[0]:
+            continue
+        axes = _axes(view, mean)
+        if affine and view.parameter(affine[0], *_last(view, difference.inputs[0], axes)) is None:
+            continue
+        return [renamed(node, "LayerNormalization", (difference.inputs[0], *affine), axis=min(axes), epsilon=number)]
+    return []
+
+
+def _axes(view: GraphView, node: GraphNode) -> list[int]:
+    given = node.attributes.get("axes")
+    if given is None and len(node.inputs) > 1:
+        given = view.known(node.inputs[1])
+    tensor = view.tensor(node.inputs[0])
+    dims = 0 if tensor is None else tensor.dim()
+    return [-1] if given is None else [int(axis) - dims if axis >= 0 else int(axis) for axis in given]
+
+
+def _last(view: GraphView, name: str, axes: Sequence[int]) -> tuple[int, ...]:
+    tensor = view.tensor(name)
+    return () if tensor is None else tuple(tensor.shape[min(axes) :])
+
+
+def _gelu(view: GraphView, node: GraphNode) -> Match:
+    """x * (erf(x / sqrt 2) + 1) * 0.5, or 0.5 * x * (1 + tanh(...)) with the cube as products."""
+    product = view.made(view.with_number(node, 0.5), "Mul")
+    for x, name in view.either(product):
+        inner = view.made(view.with_number(view.made(name, "Add"), 1.0), "Erf")
+        divided = view.made(inner.inputs[0], "Div") if inner else None
+        root = view.number(divided.inputs[1]) if divided else None
+        if divided and root and divided.inputs[0] == x and math.isclose(root, math.sqrt(2), rel_tol=EXACT):
+            return [renamed(node, "Gelu", (x,))]
+    return []
+
+
+def _half_gelu(view: GraphView, node: GraphNode) -> Match:
+    """x * (0.5 * (1 + erf(x * sqrt 0.5))), as newer exporters write it, and the one with tanh."""
+    for x, name in view.either(node):
+        half = view.made(view.with_number(view.made(name, "Mul"), 0.5), "Add")
+        inner = view.with_number(half, 1.0)
+        erf = view.made(inner, "Erf")
+        scaled = view.made(erf.inputs[0], "Div") if erf else None
+        if scaled and scaled.inputs[0] == x:
+            return [renamed(node, "Gelu", (x,))]
+        if erf and view.with_number(view.made(erf.inputs[0], "Mul"), math.sqrt(0.5)) == x:
+            return [renamed(node, "Gelu", (x,))]
+    return []
+
+
+def _silu(view: GraphView, node: GraphNode) -> Match:
+    """x * sigmoid(x), and x * hardsigmoid(x)."""
+    for x, name in view.either(node):
+        gate = view.made(name, "Sigmoid")
+        if gate and gate.inputs[0] == x:
+            return [renamed(node, "elbowroom.Silu", (x,))]
+        gate = view.made(name, "HardSigmoid")
+        if gate and gate.inputs[0] == x and math.isclose(gate.attributes.get("alpha", 0.2), 1 / 6, rel_tol=EXACT):
+            return [renamed(node, "HardSwish", (x,))]
+        soft = view.made(name, "Tanh")
+        if soft and (inner := view.made(soft.inputs[0], "Softplus")) and inner.inputs[0] == x:
+            return [renamed(node, "Mish", (x,))]
+    return []
+
+
+def _hard_swish(view: GraphView, node: GraphNode) -> Match:
+    """x * relu6(x + 3) / 6."""
+    product = view.made(view.with_number(node, 6.0), "Mul")
+    for x, name in view.either(product):
+        clipped = view.made(name, "Clip")
+        if clipped and view.with_number(view.made(clipped.inputs[0], "Add"), 3.0) == x:
+            return [renamed(node, "HardSwish", (x,))]
+    return []
+
+
+def _attention(view: GraphView, node: GraphNode) -> Match:
+    """Attention of F.scaled_dot_product_attention, which exporters scale on both sides by the root of its factor."""
+    chances = view.made(node.inputs[0], "Softmax")
+    if chances is None or len(node.inputs) != 2:  # noqa: PLR2004
+        return []
+    scores, mask = view.made(chances.inputs[0], "MatMul"), ""
+    added = view.made(chances.inputs[0], "Add")
+    if added is not None:
+        for mask, name in view.either(added):
+            scores = view.made(name, "MatMul")
+            if scores is not None:
+                break
+    if scores is None:
+        return []
+    left, right = (_scaled(view, name) for name in scores.inputs)
+    if left is None or right is None or not math.isclose(left[1], right[1], rel_tol=EXACT):
+        return []
+    turn = view.made(right[0], "Transpose")
+    if turn is None:
+        return []
+    keys, causal = _untransposed(turn), bool(mask) and _is_causal(view.known(mask))
+    key = keys[0].outputs[0] if keys else turn.inputs[0]
+    inputs = (left[0], key, node.inputs[1], *([mask] if mask and not causal else []))
+    scale = left[1] * right[1]
+    return [*keys, renamed(node, "elbowroom.Attention", inputs, scale=scale, causal=int(causal))]
+
+
+def _scaled(view: GraphView, name: str) -> tuple[str, float] | None:
+    for factor, other in view.either(view.made(name, "Mul")):
+        number = view.number(factor)
+        if number is not None:
+            return other, number
+    return None
+
+
+def _untransposed(turn: GraphNode) -> Match:
+    """Return what is left of a Transpose without the swap of the last two dimensions; nothing if that is all it does.
+
+    Exporters store Transposes that follow each other as one: [B, T, H, E] to [B, H, E, T].
+    """
+    order = list(turn.attributes.get("perm", ()))
+    left = [*order[:-2], order[-1], order[-2]]
+    if left == sorted(left):
+        return []
+    outputs = (f"{turn.outputs[0]}^T",)
+    return [replace(turn, inputs=turn.inputs, outputs=outputs, attributes={"perm": left}, proto=None)]
+
+
+def _is_causal(mask: np.ndarray | None) -> bool:
+    """Return whether a mask hides exactly what comes later."""
+    if mask is None or mask.ndim < 2 or mask.shape[-1] != mask.shape[-2] or mask.size != mask.shape[-1] ** 2:  # noqa: PLR2004
+        return False
+    square = mask.reshape(mask.shape[-2:])
+    hidden = square < LEAST
+    return bool(np.array_equal(hidden, np.triu(np.ones_like(hidden), 1))) and not square[~hidden].any()
+
+
+def _group_norm(view: GraphView, node: GraphNode) -> Match:
+    """InstanceNormalization of groups between two Reshapes, with weight and bias of [C, 1, 1]."""
+    for bias, name in view.either(node):
+        product = view.made(name, "Mul")
+        for scale, inner in view.either(product):
+            back = view.made(inner, "Reshape")
+            norm = view.made(back.inputs[0], "InstanceNormalization") if back else None
+            there = view.made(norm.inputs[0], "Reshape") if norm else None
+            tensor = view.tensor(there.inputs[0]) if there else None
+            ones = view.known(norm.inputs[1]) if norm else None
+            affine = [_channels(view, each, tensor) for each in (scale, bias)]
+            if norm is None or there is None or ones is None or None in affine:
+                continue
+            names = [each for each in affine if each]
+            eps = norm.attributes.get("epsilon", 1e-5)
+            return [renamed(node, "elbowroom.GroupNorm", (there.inputs[0], *names), groups=ones.size, eps=eps)]
+    return []
+
+
+def _channels(view: GraphView, name: str, tensor: Tensor | None) -> str | None:
+    """Return the weight [C] that is stored, or shaped, as [C, 1, 1]."""
+    unsqueezed = view.made(name, "Unsqueeze")
+    if tensor is None or tensor.dim() < 2:  # noqa: PLR2004
+        return None
+    channels = tensor.shape[1]
+    if unsqueezed is not None:
+        return unsqueezed.inputs[0] if view.parameter(unsqueezed.inputs[0], channels) is not None else None
+    found = view.parameter(name)
+    if found is None or found.numel() != channels:
+        return None
+    return view.bound.weight(f"{name}[C]", name, (channels,), lambda array: array.reshape(-1))
+
+
+Pattern = Callable[[GraphView, GraphNode], Match]
+PATTERNS: dict[str, tuple[Pattern, ...]] = {
+    "Add": (_layer_norm, _group_norm, _linear),
+    "Div": (_layer_norm, _hard_swish),
+    "MatMul": (_attention, _linear),
+    "Mul": (_gelu, _half_gelu, _silu),
+}
+"""Patterns by the op of their last node, the longest first."""

@@ -1,0 +1,181 @@
+"""Op call: one node of a graph with what is known of its inputs; converters make a function of tensors of it."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Any, NamedTuple
+
+
+import numpy as np
+import torch
+from torch import Tensor, nn
+from torch.utils.weak import WeakTensorKeyDictionary
+
+from elbowroom.errors import CaptureError
+
+Value = Tensor | np.ndarray | None
+"""Input of a node: a tensor of the device without bytes, an array that is known, or nothing."""
+Function = Callable[..., Any]
+
+
+@dataclass(slots=True, kw_only=True)
+class OpCall:
+    """One node, as its converter sees it.
+
+    Attributes:
+        op: name of its op.
+        opset: version of the ops.
+        path: name of the module that it is part of.
+        attributes: attributes of the node.
+        names: names of its inputs.
+        values: its inputs.
+        outputs: number of outputs, the last ones that nobody uses left out.
+        batch: samples of a batch as the graph fixes it, and as it is wanted; equal if nothing changes.
+        taken: places of the inputs that the function gets, in their order.
+    """
+
+    op: str
+    opset: int
+    path: str
+    attributes: Mapping[str, Any]
+    names: Sequence[str]
+    values: Sequence[Value]
+    outputs: int = 1
+    batch: tuple[int, int] = (1, 1)
+    taken: list[int] = field(default_factory=list[int])
+
+    def take(self, *places: int) -> None:
+        """Have the function get these inputs as tensors."""
+        self.taken = list(places)
+
+    def value(self, place: int) -> Value:
+        """Return an input; None if it is left out."""
+        return self.values[place] if place < len(self.values) else None
+
+    def has(self, place: int) -> bool:
+        """Return whether an input is there."""
+        return self.value(place) is not None
+
+    def tensor(self, place: int) -> Tensor:
+        """Return an input that is a tensor of the device, or would become one."""
+        found = self.value(place)
+        if found is None:
+            raise self.refused(f"no input {place}")
+        return found if isinstance(found, Tensor) else tensor_of(found).to("meta")
+
+    def parameter(self, place: int) -> nn.Parameter:
+        """Return an input that is a weight.
+
+        Raises:
+            CaptureError: it is computed by other nodes.
+        """
+        found = self.value(place)
+        if not isinstance(found, nn.Parameter):
+            raise self.refused(f"input {place} ({self.names[place]}), which no weight of the file is")
+        return found
+
+    def is_parameter(self, place: int) -> bool:
+        """Return whether an input is a weight."""
+        return isinstance(self.value(place), nn.Parameter)
+
+    def array(self, place: int, attribute: str = "") -> np.ndarray | None:
+        """Return numbers that are an input in newer opsets, and an attribute in older ones; None if neither is there.
+
+        Raises:
+            CaptureError: they are computed from tensors of the device.
+        """
+        if attribute and attribute in self.attributes:
+            return np.asarray(self.attributes[attribute])
+        found = self.value(place)
+        if isinstance(found, Tensor):
+            raise self.refused(f"{attribute or f'input {place}'} computed from what the network computes")
+        return found
+
+    def ints(self, place: int, attribute: str = "") -> list[int] | None:
+        """Return whole numbers, as `array` does."""
+        found = self.array(place, attribute)
+        return None if found is None else [int(each) for each in found.reshape(-1)]
+
+    def number(self, place: int, attribute: str = "", default: float | None = None) -> float | None:
+        """Return one number, as `array` does."""
+        found = self.array(place, attribute)
+        return default if found is None or not found.size else float(found.reshape(-1)[0])
+
+    def of(self, attribute: str, default: Any) -> Any:
+        """Return an attribute."""
+        return self.attributes.get(attribute, default)
+
+    def refused(self, what: str) -> CaptureError:
+        """Make the error for a form of an op that is not converted."""
+        return CaptureError(
+            f"{self.op} ({self.path or 'without a name'}): given {what}; allowed are the forms that exporters write "
+            "for networks that train; export the graph with another opset, or simplify it with onnxsim"
+        )
+
+
+def scalar(value: Value) -> float | None:
+    """Return the number of an array with one element that is known; None for anything else."""
+    return float(value.reshape(-1)[0]) if isinstance(value, np.ndarray) and value.size == 1 else None
+
+
+def tensor_of(array: np.ndarray) -> Tensor:
+    """Return an array as a tensor; bfloat16 is read as what it is."""
+    if array.dtype.name == "bfloat16":
+        return torch.from_numpy(np.ascontiguousarray(array).view(np.int16)).view(torch.bfloat16)
+    array = np.ascontiguousarray(array).reshape(array.shape)
+    return torch.from_numpy(array if array.flags.writeable else array.copy())
+
+
+def torch_dtype(name: str) -> torch.dtype:
+    """Return the dtype of torch for NumPy's spelling of it."""
+    return torch.bool if name == "bool" else getattr(torch, name)
+
+
+class Source(NamedTuple):
+    """Where the numbers of a weight come from.
+
+    Attributes:
+        name: the stored array.
+        numbers: makes the weight's numbers of that array.
+    """
+
+    name: str
+    numbers: Callable[[Tensor], Tensor]
+
+
+SOURCES = WeakTensorKeyDictionary()
+"""Source of each weight that has no bytes yet."""
+
+
+def weight_like(
+    like: Tensor, shape: Sequence[int], source: Source, *, trains: bool | None = None
+) -> nn.Parameter:
+    """Make a weight without bytes, with where its numbers come from.
+
+    Args:
+        like: a weight with its dtype.
+        shape: its shape.
+        source: where its numbers come from.
+        trains: whether it is trained; None for what `like` is.
+    """
+    made = nn.Parameter(
+        torch.empty(tuple(shape), dtype=like.dtype, device="meta"),
+        requires_grad=like.requires_grad if trains is None else trains,
+    )
+    SOURCES[made] = source
+    return made
+
+
+def derived(weight: nn.Parameter, shape: Sequence[int], numbers: Callable[[Tensor], Tensor]) -> nn.Parameter:
+    """Make a weight whose numbers are made of those of another one."""
+    base = SOURCES[weight]
+    return weight_like(weight, shape, Source(base.name, lambda array: numbers(base.numbers(array))))
+
+
+def stored(call: OpCall, place: int) -> Tensor:
+    """Return a buffer without bytes for an input that is a weight, such as running statistics."""
+    weight = call.parameter(place)
+    made = torch.empty(weight.shape, dtype=weight.dtype, device="meta")
+    SOURCES[made] = SOURCES[weight]
+    return made
