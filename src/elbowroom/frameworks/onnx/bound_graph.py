@@ -28,7 +28,7 @@ from elbowroom.frameworks.onnx.onnx_graph import (
     input_shapes,
 )
 from elbowroom.frameworks.onnx.onnx_ops import OPS, constant_of
-from elbowroom.frameworks.onnx.op_call import SOURCES, OpCall, Source, Value, derived, torch_dtype, weight_like
+from elbowroom.frameworks.onnx.op_call import SOURCES, OpCall, Source, Value, derived, note_source, torch_dtype, weight_like
 from elbowroom.frameworks.onnx.stand_in import StandIn
 from elbowroom.units import format_bytes
 
@@ -43,6 +43,8 @@ SMALL = frozenset({"Add", "Sub", "Mul", "Div", "Pow", "Min", "Max", "Where", "Eq
 HUGE = 1e30
 """Numbers beyond it stand for minus infinity in masks."""
 SHAPE_OPS = ("Shape", "Size")
+OF_WEIGHTS = frozenset({"Transpose", "Unsqueeze", "Squeeze", "Reshape", "Concat", "Slice", "Split", "Cast"})
+"""Ops that exporters apply to weights alone, as to order the gates of an LSTM."""
 
 
 class Converted(NamedTuple):
@@ -135,7 +137,7 @@ class BoundGraph:
             return weight.values
         like = torch.empty((), dtype=torch_dtype(weight.dtype), device="meta")
         trains = not any(fnmatchcase(name, pattern) for pattern in self.frozen)
-        return weight_like(like, weight.shape, Source(name, lambda array: array), trains=trains)
+        return weight_like(like, weight.shape, Source((name,), lambda array: array, trains))
 
     def _copied(self, node: GraphNode, given: nn.Parameter) -> nn.Parameter:
         """Return the weight that an Identity makes of another one.
@@ -148,7 +150,7 @@ class BoundGraph:
         if ("Gather", place) in readers:
             return given
         trains = not any(fnmatchcase(target, pattern) for pattern in self.frozen)
-        return weight_like(given, given.shape, SOURCES[given], trains=trains)
+        return weight_like(given, given.shape, SOURCES[given]._replace(trains=trains))
 
     def _folds(self, node: GraphNode) -> bool:
         """Return whether a node is computed now, else note what its outputs are."""
@@ -186,6 +188,10 @@ class BoundGraph:
             ) from problem
         outputs = found if isinstance(found, tuple | list) else (found,)
         self.values |= {name: value for name, value in zip(node.outputs, outputs, strict=False) if name}
+        of = [call.values[place] for place in call.taken]
+        if node.op in OF_WEIGHTS and all(not isinstance(each, Tensor) or each in SOURCES for each in of):
+            for at, made in enumerate(outputs):
+                note_source(made, of, lambda *given, at=at: _item(run(*given), at))
 
     def _stand_in(self, node: GraphNode, call: OpCall) -> StandIn:
         """Return a layer that holds what an unknown op holds at least: its inputs and its results.
@@ -216,6 +222,10 @@ class BoundGraph:
             "the ops of docs/onnx.md, and others where the file has the shapes of their results; export it with these "
             "shapes (value_info), or without ops of a single runtime"
         )
+
+
+def _item(found: Any, at: int) -> Tensor:
+    return found[at] if isinstance(found, tuple | list) else found
 
 
 def _users(graph: OnnxGraph) -> dict[str, list[tuple[GraphNode, int]]]:

@@ -20,7 +20,7 @@ from elbowroom.frameworks.onnx.graph_patterns import matched
 from elbowroom.frameworks.onnx.in_place import in_place
 from elbowroom.frameworks.onnx.module_paths import path_of_node, path_of_weight, put, put_parameter
 from elbowroom.frameworks.onnx.onnx_graph import GraphNode, OnnxGraph, Weight, read_graph
-from elbowroom.frameworks.onnx.op_call import SOURCES, Source, tensor_of, torch_dtype
+from elbowroom.frameworks.onnx.op_call import SOURCES, Source, tensor_of
 
 __all__ = ["GraphModel", "load"]
 
@@ -67,7 +67,7 @@ class GraphModel(nn.Module):
         self.graph = bound.graph
         self.input_shapes = dict(bound.shapes)
         self.output_names = tuple(outputs)
-        converted = [bound.converted(node) for node in nodes]
+        nodes, converted = _used([(node, bound.converted(node)) for node in nodes], outputs)
         self.output_values = {name: bound.values[name] for name in outputs}
         self.output_ops = {name: node.op for node in nodes for name in node.outputs if name in outputs}
         runs = in_place(nodes, converted, outputs) if inplace else [each.run for each in converted]
@@ -138,6 +138,18 @@ class GraphModel(nn.Module):
                     self._owners[name] = self, leaf
 
 
+def _used(
+    given: Sequence[tuple[GraphNode, Converted]], outputs: Sequence[str]
+) -> tuple[list[GraphNode], list[Converted]]:
+    """Return the nodes whose results others take: layers have what was made of their weights alone."""
+    needed, found = set(outputs), list[tuple[GraphNode, Converted]]()
+    for node, converted in reversed(given):
+        if needed.intersection(node.outputs):
+            needed.update(converted.takes)
+            found.append((node, converted))
+    return [node for node, _ in found[::-1]], [converted for _, converted in found[::-1]]
+
+
 def _path(node: GraphNode) -> str:
     named = [path_of_weight(name.removesuffix("^T")) for name in node.inputs[1:]]
     return next(filter(None, named), "") or path_of_node(node.name) or node.op.rpartition(".")[2].lower()
@@ -163,11 +175,12 @@ def _filled(parameter: nn.Parameter, weights: Mapping[str, Weight], values: bool
 
 
 def _numbers(like: Tensor, source: Source | None, weights: Mapping[str, Weight], values: bool) -> Tensor:
-    stored = weights[source.name].values if source is not None and source.name in weights else None
-    if source is None or stored is None or not values:
+    arrays = [weights[name].values for name in source.names] if source is not None and values else []
+    if source is None or not arrays or any(array is None for array in arrays):
         fresh = torch.ones if like.dim() == 1 and like.is_floating_point() else torch.zeros
         return fresh(like.shape, dtype=like.dtype)
-    return source.numbers(tensor_of(stored)).to(torch_dtype(weights[source.name].dtype)).contiguous().clone()
+    found = source.numbers(*(tensor_of(array) for array in arrays if array is not None))
+    return found.to(like.dtype).contiguous().clone()
 
 
 def load(

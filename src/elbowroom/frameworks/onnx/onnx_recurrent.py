@@ -51,18 +51,51 @@ def _recurrent(call: OpCall) -> Function:
     if call.op == "GRU" and not call.of("linear_before_reset", 0):
         raise call.refused("linear_before_reset=0, which cuDNN does not run (Keras: reset_after=True)")
     layer = kind(inputs, width, bias=call.has(3), bidirectional=directions == 2, device="meta")  # noqa: PLR2004
-    made = {name: _parameter(call, name, order, width) for name in dict(layer.named_parameters())}
-    for name, parameter in made.items():
-        setattr(layer, name, parameter)
+    _set_weights(call, layer, order)
     states = [place for place in ((5, 6) if call.op == "LSTM" else (5,)) if isinstance(call.value(place), Tensor)]
     call.take(0, *states)
     return RecurrentNode(layer, call.outputs)
 
 
+class RecurrentStack(nn.Module):
+    """Layers of one kind as one layer of PyTorch, with its result alone: [T, N, D*H], or [N, T, D*H] batch first."""
+
+    def __init__(self, layer: nn.RNNBase) -> None:
+        super().__init__()
+        self.layer = layer
+
+    def forward(self, x: Tensor) -> Tensor:
+        """Run the layers."""
+        return self.layer(x)[0]
+
+
+@converts("elbowroom.Recurrent")
+def _stack(call: OpCall) -> Function:
+    kind, order = KINDS[call.attributes["kind"]]
+    directions, _, inputs = call.parameter(1).shape
+    layer = kind(
+        inputs,
+        call.attributes["hidden_size"],
+        call.attributes["layers"],
+        batch_first=bool(call.attributes["batch_first"]),
+        dropout=call.attributes["dropout"],
+        bidirectional=directions == 2,  # noqa: PLR2004
+        device="meta",
+    )
+    _set_weights(call, layer, order)
+    call.take(0)
+    return RecurrentStack(layer)
+
+
+def _set_weights(call: OpCall, layer: nn.RNNBase, order: Sequence[int]) -> None:
+    for name in dict(layer.named_parameters()):
+        setattr(layer, name, _parameter(call, name, order, layer.hidden_size))
+
+
 def _parameter(call: OpCall, name: str, order: Sequence[int], width: int) -> nn.Parameter:
     """Return a parameter of a layer, such as weight_ih_l0_reverse, with where its numbers come from."""
-    kind, which, *_ = name.split("_")
-    place = 3 if kind == "bias" else 1 if which == "ih" else 2
+    kind, which, level, *_ = name.split("_")
+    place = 3 * int(level[1:]) + (3 if kind == "bias" else 1 if which == "ih" else 2)
     source, direction = call.parameter(place), int(name.endswith("reverse"))
     shape = (len(order) * width, *(() if kind == "bias" else (source.shape[2],)))
 

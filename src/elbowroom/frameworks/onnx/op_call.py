@@ -71,6 +71,8 @@ class OpCall:
             CaptureError: it is computed by other nodes.
         """
         found = self.value(place)
+        if isinstance(found, Tensor) and not isinstance(found, nn.Parameter) and found in SOURCES:
+            found = derived(found, found.shape, lambda array: array)
         if not isinstance(found, nn.Parameter):
             raise self.refused(f"input {place} ({self.names[place]}), which no weight of the file is")
         return found
@@ -136,41 +138,32 @@ class Source(NamedTuple):
     """Where the numbers of a weight come from.
 
     Attributes:
-        name: the stored array.
-        numbers: makes the weight's numbers of that array.
+        names: the stored arrays.
+        numbers: makes the weight's numbers of these arrays.
+        trains: whether it is trained.
     """
 
-    name: str
-    numbers: Callable[[Tensor], Tensor]
+    names: tuple[str, ...]
+    numbers: Callable[..., Tensor]
+    trains: bool
 
 
 SOURCES = WeakTensorKeyDictionary()
-"""Source of each weight that has no bytes yet."""
+"""Source of each weight without bytes, and of each tensor that is made of weights alone."""
 
 
-def weight_like(
-    like: Tensor, shape: Sequence[int], source: Source, *, trains: bool | None = None
-) -> nn.Parameter:
-    """Make a weight without bytes, with where its numbers come from.
-
-    Args:
-        like: a weight with its dtype.
-        shape: its shape.
-        source: where its numbers come from.
-        trains: whether it is trained; None for what `like` is.
-    """
-    made = nn.Parameter(
-        torch.empty(tuple(shape), dtype=like.dtype, device="meta"),
-        requires_grad=like.requires_grad if trains is None else trains,
-    )
+def weight_like(like: Tensor, shape: Sequence[int], source: Source) -> nn.Parameter:
+    """Make a weight without bytes, with the dtype of another tensor, and note where its numbers come from."""
+    empty = torch.empty(tuple(shape), dtype=like.dtype, device="meta")
+    made = nn.Parameter(empty, requires_grad=source.trains and empty.is_floating_point())
     SOURCES[made] = source
     return made
 
 
-def derived(weight: nn.Parameter, shape: Sequence[int], numbers: Callable[[Tensor], Tensor]) -> nn.Parameter:
+def derived(weight: Tensor, shape: Sequence[int], numbers: Callable[[Tensor], Tensor]) -> nn.Parameter:
     """Make a weight whose numbers are made of those of another one."""
     base = SOURCES[weight]
-    return weight_like(weight, shape, Source(base.name, lambda array: numbers(base.numbers(array))))
+    return weight_like(weight, shape, base._replace(numbers=lambda *arrays: numbers(base.numbers(*arrays))))
 
 
 def stored(call: OpCall, place: int) -> Tensor:
@@ -179,3 +172,22 @@ def stored(call: OpCall, place: int) -> Tensor:
     made = torch.empty(weight.shape, dtype=weight.dtype, device="meta")
     SOURCES[made] = SOURCES[weight]
     return made
+
+
+def note_source(made: Tensor, of: Sequence[Value], run: Callable[..., Tensor]) -> None:
+    """Note that a tensor is made of weights and known arrays alone, by a function of them."""
+    sources = [SOURCES[each] if isinstance(each, Tensor) else None for each in of]
+    names = tuple(name for each in sources if each is not None for name in each.names)
+
+    def numbers(*arrays: Tensor) -> Tensor:
+        left, given = list(arrays), list[Tensor]()
+        for value, source in zip(of, sources, strict=True):
+            if source is None:
+                assert isinstance(value, np.ndarray)
+                given.append(tensor_of(value))
+            else:
+                own, left = left[: len(source.names)], left[len(source.names) :]
+                given.append(source.numbers(*own))
+        return run(*given)
+
+    SOURCES[made] = Source(names, numbers, any(each.trains for each in sources if each is not None))
