@@ -14,8 +14,8 @@ from elbowroom.capture.script import STEPS, TIMEOUT_S
 from elbowroom.capture.script.find_module import module_file
 from elbowroom.cli.run_settings import given_or_set
 from elbowroom.errors import UsageError
-from elbowroom.frameworks import graph_options
 from elbowroom.files.record_files import why_no_file
+from elbowroom.frameworks import graph_options
 from elbowroom.machine import Machine
 from elbowroom.watch import Watch
 
@@ -201,7 +201,8 @@ def script_of(arguments: argparse.Namespace, verb: str) -> Script:
     if path.endswith(NO_SCRIPTS):
         traces = ", or a trace (.json) that `elbowroom estimate -o` wrote" if verb in OF_TRACES else ""
         raise UsageError(
-            f"{verb}: given {path!r}, which is no Python script by its name; allowed is a script (.py), an ONNX graph (.onnx){traces}; name "
+            f"{verb}: given {path!r}, which is no Python script by its name; allowed is a script (.py), an ONNX "
+            f"graph (.onnx){traces}; name "
             "the script that trains, its own arguments after --"
         )
     return Script(path=path, arguments=own)

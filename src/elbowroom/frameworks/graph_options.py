@@ -7,7 +7,7 @@ from collections.abc import Iterator, Sequence
 
 from elbowroom.errors import UsageError
 
-MODULE = "elbowroom.frameworks.onnx"
+MODULE = "elbowroom.frameworks.onnx.train_graph"
 """Module that is run in place of a script, with the graph as its first word."""
 ENDING = ".onnx"
 OPTIMIZERS = ("adamw", "adam", "sgd", "momentum", "rmsprop", "adagrad", "adadelta", "nadam", "adafactor")

@@ -28,7 +28,18 @@ from elbowroom.frameworks.onnx.onnx_graph import (
     input_shapes,
 )
 from elbowroom.frameworks.onnx.onnx_ops import OPS, constant_of
-from elbowroom.frameworks.onnx.op_call import SOURCES, OpCall, Source, Value, derived, note_source, torch_dtype, weight_like
+from elbowroom.frameworks.onnx.op_call import (
+    SOURCES,
+    Notes,
+    OpCall,
+    Source,
+    Value,
+    derived,
+    note_source,
+    tensor_of,
+    torch_dtype,
+    weight_like,
+)
 from elbowroom.frameworks.onnx.stand_in import StandIn
 from elbowroom.units import format_bytes
 
@@ -82,7 +93,7 @@ class BoundGraph:
         batch: int | None,
         sizes: Mapping[str, int] | None,
         frozen: Sequence[str],
-        notes: Callable[[str, str], None],
+        notes: Notes,
     ) -> None:
         self.graph = graph
         self.shapes = input_shapes(graph, batch, sizes)
@@ -120,9 +131,10 @@ class BoundGraph:
         self._note_outputs(node, run, call)
         return Converted(run, takes)
 
-    def is_output(self, name: str) -> bool:
-        """Return whether a value is one of the graph's answers."""
-        return name in self.graph.outputs
+    def tensor(self, name: str) -> Tensor:
+        """Return a value as a tensor without bytes."""
+        found = self.values[name]
+        return found if isinstance(found, Tensor) else tensor_of(np.asarray(found)).to("meta")
 
     def weight(self, name: str, like: str, shape: Sequence[int], numbers: Callable[[Tensor], Tensor]) -> str:
         """Add a weight that is another form of a stored one; return its name."""
@@ -181,10 +193,10 @@ class BoundGraph:
         except Exception as problem:  # whatever torch says of shapes that do not fit
             shapes = ", ".join(str(list(each.shape)) for each in tensors)
             said = " ".join(str(problem).split())
+            what = f"{node.op} ({node.name or node.outputs[0]}) with {shapes}, which does not fit"
             raise CaptureError(
-                f"{self.graph.path}: given {node.op} ({node.name or node.outputs[0]}) with {shapes}, which does not fit "
-                f"({said[:300]}); allowed are sizes that the graph was exported for; leave out --batch, or export it "
-                "with a free batch dimension"
+                f"{self.graph.path}: given {what} ({said[:300]}); allowed are sizes that the graph was exported for; "
+                "leave out --batch, or export it with a free batch dimension"
             ) from problem
         outputs = found if isinstance(found, tuple | list) else (found,)
         self.values |= {name: value for name, value in zip(node.outputs, outputs, strict=False) if name}

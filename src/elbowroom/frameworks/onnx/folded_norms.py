@@ -8,15 +8,14 @@ not say whether there was one.
 from __future__ import annotations
 
 import re
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from dataclasses import replace
 
 from torch import nn
 
-from elbowroom.frameworks.onnx.bound_graph import BoundGraph
 from elbowroom.frameworks.onnx.onnx_graph import GraphNode
 from elbowroom.frameworks.onnx.onnx_ops import converts
-from elbowroom.frameworks.onnx.op_call import Function, OpCall
+from elbowroom.frameworks.onnx.op_call import Function, Notes, OpCall
 
 FOLDED = re.compile(r"onnx::Conv_\d+")
 NORMS = frozenset({"BatchNormalization", "InstanceNormalization", "LayerNormalization", "GroupNormalization"})
@@ -38,11 +37,10 @@ def _batch_norm(call: OpCall) -> Function:
     return kind(x.shape[1], device="meta", dtype=x.dtype)
 
 
-def with_norms(bound: BoundGraph, nodes: Sequence[GraphNode], notes: Callable[[str, str], None]) -> list[GraphNode]:
+def with_norms(nodes: Sequence[GraphNode], notes: Notes) -> list[GraphNode]:
     """Return the nodes with a batch norm behind each convolution whose weight is folded.
 
     Args:
-        bound: the graph.
         nodes: its nodes.
         notes: called once for each that is put back, and once if the graph leaves it open.
     """

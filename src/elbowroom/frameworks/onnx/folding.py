@@ -12,7 +12,9 @@ import numpy as np
 
 from elbowroom.frameworks.onnx.onnx_graph import GraphNode, library
 
-NEVER = frozenset({"RandomNormal", "RandomNormalLike", "RandomUniform", "RandomUniformLike", "Multinomial", "Bernoulli"})
+NEVER = frozenset(
+    {"RandomNormal", "RandomNormalLike", "RandomUniform", "RandomUniformLike", "Multinomial", "Bernoulli"}
+)
 """Ops whose results are new in each step."""
 
 

@@ -20,7 +20,7 @@ from elbowroom.frameworks.onnx.graph_patterns import matched
 from elbowroom.frameworks.onnx.in_place import in_place
 from elbowroom.frameworks.onnx.module_paths import path_of_node, path_of_weight, put, put_parameter
 from elbowroom.frameworks.onnx.onnx_graph import GraphNode, OnnxGraph, Weight, read_graph
-from elbowroom.frameworks.onnx.op_call import SOURCES, Source, tensor_of
+from elbowroom.frameworks.onnx.op_call import SOURCES, Notes, Source, tensor_of
 
 __all__ = ["GraphModel", "load"]
 
@@ -68,12 +68,14 @@ class GraphModel(nn.Module):
         self.input_shapes = dict(bound.shapes)
         self.output_names = tuple(outputs)
         nodes, converted = _used([(node, bound.converted(node)) for node in nodes], outputs)
-        self.output_values = {name: bound.values[name] for name in outputs}
+        self.output_values = {name: bound.tensor(name) for name in outputs}
         self.output_ops = {name: node.op for node in nodes for name in node.outputs if name in outputs}
         runs = in_place(nodes, converted, outputs) if inplace else [each.run for each in converted]
         self._constants: dict[str, Tensor] = {}
         self._owners: dict[str, tuple[nn.Module, str]] = {}
-        self._steps = self._scheduled(bound, nodes, [each._replace(run=run) for each, run in zip(converted, runs, strict=True)])
+        self._steps = self._scheduled(
+            bound, nodes, [each._replace(run=run) for each, run in zip(converted, runs, strict=True)]
+        )
         _fill(self, bound.graph.weights, values)
 
     def forward(self, *inputs: Tensor) -> Any:
@@ -194,7 +196,7 @@ def load(
     norms: bool = True,
     logits: bool = False,
     values: bool = True,
-    notes: Callable[[str, str], None] = lambda _kind, _text: None,
+    notes: Notes = lambda _kind, _text: None,
 ) -> GraphModel:
     """Read an ONNX graph as a module that trains.
 
@@ -206,7 +208,7 @@ def load(
         outputs: outputs that `forward` returns; the first one if none is named.
         inplace: whether activations and sums overwrite what is free to be, as torchvision's networks have it.
         norms: whether batch norms that the exporter folded into convolutions are put back.
-        logits: whether an output that is a Softmax is taken before it, as `F.cross_entropy` wants it.
+        logits: whether an output that is a Softmax is taken before it, as `functional.cross_entropy` wants it.
         values: whether weights get the numbers of the file; without them, ones and zeros.
         notes: called with the kind (a remark's) and the text of what the graph leaves open.
 
@@ -219,7 +221,7 @@ def load(
     wanted, nodes = _wanted(graph, outputs), matched(bound)
     wanted = _before_softmax(nodes, wanted, notes) if logits else wanted
     nodes = _needed(nodes, wanted)
-    nodes = with_norms(bound, nodes, notes) if norms else nodes
+    nodes = with_norms(nodes, notes) if norms else nodes
     return GraphModel(bound, nodes, outputs=wanted, inplace=inplace, values=values)
 
 
@@ -237,9 +239,7 @@ def _wanted(graph: OnnxGraph, outputs: Sequence[str]) -> tuple[str, ...]:
     return tuple(outputs) or graph.outputs[:1]
 
 
-def _before_softmax(
-    nodes: Sequence[GraphNode], outputs: Sequence[str], notes: Callable[[str, str], None]
-) -> tuple[str, ...]:
+def _before_softmax(nodes: Sequence[GraphNode], outputs: Sequence[str], notes: Notes) -> tuple[str, ...]:
     given = {node.outputs[0]: node.inputs[0] for node in nodes if node.op == "Softmax" and node.outputs[0] in outputs}
     for name in given:
         notes("exported", f"the loss takes what is before the Softmax of {name}, as cross_entropy has its own")
@@ -254,4 +254,3 @@ def _needed(nodes: Sequence[GraphNode], outputs: Sequence[str]) -> list[GraphNod
             needed.update(node.inputs)
             found.append(node)
     return found[::-1]
-

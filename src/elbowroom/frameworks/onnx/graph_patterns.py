@@ -1,9 +1,8 @@
 """Graph patterns: layers of PyTorch that an exporter wrote as several nodes, found again.
 
-`nn.Linear` on [N, T, C] is a MatMul and an Add in a file, `nn.LayerNorm` nine nodes, `F.gelu` five. Run node by node
-they hold several times as much as PyTorch's one op does. A pattern is what torch.onnx writes for the op. What people
-write by hand in other ways (GELU with Pow, attention that is divided by a root) stays as it is, as it was in the
-original.
+`nn.Linear` on [N, T, C] is a MatMul and an Add in a file, `nn.LayerNorm` nine nodes, `gelu` five. Node by node these
+hold several times as much as PyTorch's one op. A pattern is what torch.onnx writes for the op. What people write by
+hand in other ways (GELU with Pow, attention that is divided by a root) stays as it is, as it was in the original.
 """
 
 from __future__ import annotations
@@ -18,7 +17,7 @@ from torch import Tensor, nn
 from elbowroom.frameworks.onnx.bound_graph import BoundGraph, renamed
 from elbowroom.frameworks.onnx.graph_view import EXACT, GraphView, Match
 from elbowroom.frameworks.onnx.onnx_graph import GraphNode
-from elbowroom.frameworks.onnx.recurrent_patterns import recurrent_stack
+from elbowroom.frameworks.onnx.recurrent_patterns import dropout_rate, recurrent_stack
 
 LEAST = -1e4
 """Numbers below it hide a place from attention."""
@@ -51,7 +50,7 @@ def _linear(view: GraphView, node: GraphNode) -> Match:
     given, name = product.inputs
     x, weight = view.tensor(given), _turned(view, name)
     width = None if weight is None else view.bound.values[weight].shape[0]  # pyright: ignore[reportOptionalMemberAccess]
-    if x is None or x.dim() < 2 or isinstance(x, nn.Parameter) or weight is None:  # noqa: PLR2004
+    if x is None or x.dim() < 2 or isinstance(x, nn.Parameter) or weight is None:
         return []
     if bias and view.parameter(bias, int(width or 0)) is None:
         return []
@@ -64,7 +63,7 @@ def _turned(view: GraphView, name: str) -> str | None:
     turn, made = view.bound.values.get(name), view.made(name, "Transpose", None)
     if made is not None and view.parameter(made.inputs[0]) is not None:
         return made.inputs[0] if list(made.attributes.get("perm", [1, 0])) == [1, 0] else None
-    if not isinstance(turn, nn.Parameter) or turn.dim() != 2:  # noqa: PLR2004
+    if not isinstance(turn, nn.Parameter) or turn.dim() != 2:
         return None
     tied = _tied(view, name)
     if tied is not None:
@@ -79,10 +78,9 @@ def _tied(view: GraphView, name: str) -> str | None:
     if own is None:
         return None
     for other, weight in weights.items():
-        if other != name and weight.values is not None and weight.shape == own.shape[::-1]:
-            if view.parameter(other) is not None and np.array_equal(weight.values[:8], own.T[:8]):
-                if np.array_equal(weight.values, own.T):
-                    return other
+        same = other != name and weight.values is not None and weight.shape == own.shape[::-1]
+        if same and view.parameter(other) is not None and np.array_equal(np.asarray(weight.values), own.T):
+            return other
     return None
 
 
@@ -122,7 +120,8 @@ def _normed(view: GraphView, node: GraphNode, core: GraphNode, affine: Sequence[
         if center is None or center.inputs[0] != difference.inputs[0]:
             continue
         axes = _axes(view, mean)
-        if affine and view.parameter(affine[0], *_last(view, difference.inputs[0], axes)) is None:
+        shape = _last(view, difference.inputs[0], axes)
+        if any(view.parameter(name, *shape) is None for name in affine):
             continue
         return [renamed(node, "LayerNormalization", (difference.inputs[0], *affine), axis=min(axes), epsilon=number)]
     return []
@@ -130,9 +129,9 @@ def _normed(view: GraphView, node: GraphNode, core: GraphNode, affine: Sequence[
 
 def _axes(view: GraphView, node: GraphNode) -> list[int]:
     given = node.attributes.get("axes")
-    if given is None and len(node.inputs) > 1:
-        given = view.known(node.inputs[1])
-    tensor = view.tensor(node.inputs[0])
+    if given is None and node.inputs[1:]:
+        given = view.known(node.inputs[-1])
+    tensor = next(view.tensor(name) for name in node.inputs)
     dims = 0 if tensor is None else tensor.dim()
     return [-1] if given is None else [int(axis) - dims if axis >= 0 else int(axis) for axis in given]
 
@@ -143,7 +142,7 @@ def _last(view: GraphView, name: str, axes: Sequence[int]) -> tuple[int, ...]:
 
 
 def _gelu(view: GraphView, node: GraphNode) -> Match:
-    """x * (erf(x / sqrt 2) + 1) * 0.5, or 0.5 * x * (1 + tanh(...)) with the cube as products."""
+    """GELU as x * (erf(x / sqrt 2) + 1) * 0.5."""
     product = view.made(view.with_number(node, 0.5), "Mul")
     for x, name in view.either(product):
         inner = view.made(view.with_number(view.made(name, "Add"), 1.0), "Erf")
@@ -155,7 +154,7 @@ def _gelu(view: GraphView, node: GraphNode) -> Match:
 
 
 def _half_gelu(view: GraphView, node: GraphNode) -> Match:
-    """x * (0.5 * (1 + erf(x * sqrt 0.5))), as newer exporters write it, and the one with tanh."""
+    """GELU as x * (0.5 * (1 + erf(x * sqrt 0.5))), as newer exporters write it."""
     for x, name in view.either(node):
         half = view.made(view.with_number(view.made(name, "Mul"), 0.5), "Add")
         inner = view.with_number(half, 1.0)
@@ -169,7 +168,7 @@ def _half_gelu(view: GraphView, node: GraphNode) -> Match:
 
 
 def _silu(view: GraphView, node: GraphNode) -> Match:
-    """x * sigmoid(x), and x * hardsigmoid(x)."""
+    """Find x * sigmoid(x), x * hardsigmoid(x) and x * tanh(softplus(x))."""
     for x, name in view.either(node):
         gate = view.made(name, "Sigmoid")
         if gate and gate.inputs[0] == x:
@@ -184,7 +183,7 @@ def _silu(view: GraphView, node: GraphNode) -> Match:
 
 
 def _hard_swish(view: GraphView, node: GraphNode) -> Match:
-    """x * relu6(x + 3) / 6."""
+    """Find x * relu6(x + 3) / 6."""
     product = view.made(view.with_number(node, 6.0), "Mul")
     for x, name in view.either(product):
         clipped = view.made(name, "Clip")
@@ -194,17 +193,10 @@ def _hard_swish(view: GraphView, node: GraphNode) -> Match:
 
 
 def _attention(view: GraphView, node: GraphNode) -> Match:
-    """Attention of F.scaled_dot_product_attention, which exporters scale on both sides by the root of its factor."""
-    chances = view.made(node.inputs[0], "Softmax")
-    if chances is None or len(node.inputs) != 2:  # noqa: PLR2004
-        return []
-    scores, mask = view.made(chances.inputs[0], "MatMul"), ""
-    added = view.made(chances.inputs[0], "Add")
-    if added is not None:
-        for mask, name in view.either(added):
-            scores = view.made(name, "MatMul")
-            if scores is not None:
-                break
+    """Attention of scaled_dot_product_attention, which exporters scale on both sides by the root of its factor."""
+    dropped = view.made(node.inputs[0], "Dropout")
+    chances = view.made(dropped.inputs[0] if dropped else node.inputs[0], "Softmax")
+    scores, mask = _scores(view, chances.inputs[0]) if chances else (None, "")
     if scores is None:
         return []
     left, right = (_scaled(view, name) for name in scores.inputs)
@@ -216,8 +208,17 @@ def _attention(view: GraphView, node: GraphNode) -> Match:
     keys, causal = _untransposed(turn), bool(mask) and _is_causal(view.known(mask))
     key = keys[0].outputs[0] if keys else turn.inputs[0]
     inputs = (left[0], key, node.inputs[1], *([mask] if mask and not causal else []))
-    scale = left[1] * right[1]
-    return [*keys, renamed(node, "elbowroom.Attention", inputs, scale=scale, causal=int(causal))]
+    scale, rate = left[1] * right[1], dropout_rate(view, dropped)
+    return [*keys, renamed(node, "elbowroom.Attention", inputs, scale=scale, causal=int(causal), dropout=rate)]
+
+
+def _scores(view: GraphView, name: str) -> tuple[GraphNode | None, str]:
+    """Return the product of queries and keys that a value is, and the mask that is added to it."""
+    for mask, product in view.either(view.made(name, "Add")):
+        scores = view.made(product, "MatMul")
+        if scores is not None:
+            return scores, mask
+    return view.made(name, "MatMul"), ""
 
 
 def _scaled(view: GraphView, name: str) -> tuple[str, float] | None:
@@ -243,7 +244,7 @@ def _untransposed(turn: GraphNode) -> Match:
 
 def _is_causal(mask: np.ndarray | None) -> bool:
     """Return whether a mask hides exactly what comes later."""
-    if mask is None or mask.ndim < 2 or mask.shape[-1] != mask.shape[-2] or mask.size != mask.shape[-1] ** 2:  # noqa: PLR2004
+    if mask is None or mask.ndim < 2 or mask.shape[-1] != mask.shape[-2] or mask.size != mask.shape[-1] ** 2:
         return False
     square = mask.reshape(mask.shape[-2:])
     hidden = square < LEAST
@@ -272,7 +273,7 @@ def _group_norm(view: GraphView, node: GraphNode) -> Match:
 def _channels(view: GraphView, name: str, tensor: Tensor | None) -> str | None:
     """Return the weight [C] that is stored, or shaped, as [C, 1, 1]."""
     unsqueezed = view.made(name, "Unsqueeze")
-    if tensor is None or tensor.dim() < 2:  # noqa: PLR2004
+    if tensor is None or tensor.dim() < 2:
         return None
     channels = tensor.shape[1]
     if unsqueezed is not None:

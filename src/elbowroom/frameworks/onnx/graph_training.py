@@ -7,7 +7,7 @@ from typing import Any, final
 
 import torch
 from torch import Tensor, nn
-from torch.nn import functional as F
+from torch.nn import functional
 
 from elbowroom.errors import UsageError
 from elbowroom.frameworks.onnx.graph_model import GraphModel
@@ -27,11 +27,11 @@ OPTIMIZERS: Mapping[str, Callable[[Sequence[nn.Parameter]], Optimizer]] = {
 }
 """Optimizers by name, with PyTorch's defaults; "momentum" is SGD with it."""
 LOSSES: Mapping[str, Callable[[Tensor, Tensor], Tensor]] = {
-    "cross_entropy": F.cross_entropy,
-    "nll": F.nll_loss,
-    "bce": F.binary_cross_entropy,
-    "mse": F.mse_loss,
-    "l1": F.l1_loss,
+    "cross_entropy": functional.cross_entropy,
+    "nll": functional.nll_loss,
+    "bce": functional.binary_cross_entropy,
+    "mse": functional.mse_loss,
+    "l1": functional.l1_loss,
     "sum": lambda output, _: output.sum(),
 }
 BY_CLASS = ("cross_entropy", "nll")
@@ -48,8 +48,8 @@ def optimizer_of(name: str, model: nn.Module) -> Optimizer:
     weights = [each for each in model.parameters() if each.requires_grad]
     if not weights:
         raise UsageError(
-            "given a graph without weights that train; allowed is one with stored arrays of floats; leave out --frozen, "
-            "or export the model with its weights (export_params=True)"
+            "given a graph without weights that train; allowed is one with stored arrays of floats; leave out "
+            "--frozen, or export the model with its weights (export_params=True)"
         )
     return OPTIMIZERS[name](weights)
 
@@ -102,14 +102,14 @@ class GraphLosses:
 
     def _kind(self, output: Tensor, op: str) -> str:
         by_op = {"LogSoftmax": "nll", "Sigmoid": "bce"}
-        classes = 0 if output.dim() < 2 else output.shape[-1 if self._tokens else 1]  # noqa: PLR2004
+        classes = 0 if output.dim() < 2 else output.shape[-1 if self._tokens else 1]
         return by_op.get(op, "cross_entropy" if classes > 1 else "mse")
 
     def _of_classes(self, output: Tensor) -> tuple[int, ...]:
         return tuple(output.shape[:-1] if self._tokens else (output.shape[0], *output.shape[2:]))
 
     def _loss(self, kind: str, output: Tensor, target: Tensor) -> Tensor:
-        if kind in BY_CLASS and self._tokens and output.dim() > 2:  # noqa: PLR2004
+        if kind in BY_CLASS and self._tokens and output.dim() > 2:
             output, target = output.reshape(-1, output.shape[-1]), target.reshape(-1)
         return LOSSES[kind](output, target)
 

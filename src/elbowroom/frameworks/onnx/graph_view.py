@@ -51,12 +51,13 @@ class GraphView:
     def parameter(self, name: str, *shape: int) -> nn.Parameter | None:
         """Return a weight, if it has this shape; any, if none is given."""
         found = self.bound.values.get(name)
-        fits = isinstance(found, nn.Parameter) and (not shape or tuple(found.shape) == shape)
-        return found if fits else None
+        if not isinstance(found, nn.Parameter) or (shape and tuple(found.shape) != shape):
+            return None
+        return found
 
     def either(self, node: GraphNode | None) -> Iterator[tuple[str, str]]:
         """Yield the two inputs of a node in both orders."""
-        if node is not None and len(node.inputs) == 2:  # noqa: PLR2004
+        if node is not None and len(node.inputs) == 2:
             yield node.inputs[0], node.inputs[1]
             yield node.inputs[1], node.inputs[0]
 

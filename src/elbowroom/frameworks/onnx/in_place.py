@@ -10,7 +10,7 @@ from collections.abc import Callable, Sequence
 from typing import Any
 
 from torch import Tensor
-from torch.nn import functional as F
+from torch.nn import functional
 
 from elbowroom.frameworks.onnx.bound_graph import Converted
 from elbowroom.frameworks.onnx.onnx_graph import GraphNode
@@ -30,10 +30,10 @@ def _sum(left: Tensor, right: Tensor) -> Tensor:
 
 
 ACTIVATIONS: dict[str, Callable[..., Any]] = {
-    "Relu": lambda x: F.relu(x, inplace=True),
-    "HardSwish": lambda x: F.hardswish(x, inplace=True),
-    "elbowroom.Silu": lambda x: F.silu(x, inplace=True),
-    "Mish": lambda x: F.mish(x, inplace=True),
+    "Relu": lambda x: functional.relu(x, inplace=True),
+    "HardSwish": lambda x: functional.hardswish(x, inplace=True),
+    "elbowroom.Silu": lambda x: functional.silu(x, inplace=True),
+    "Mish": lambda x: functional.mish(x, inplace=True),
     "Add": _sum,
 }
 
@@ -57,9 +57,9 @@ def _in_place(node: GraphNode, given: Converted, fresh: set[str], uses: Counter[
     first = given.takes[0] if given.takes else ""
     if first not in fresh or uses[first] > 1:
         return given.run
-    if node.op == "Clip" and given.run is F.relu6:
-        return lambda x: F.relu6(x, inplace=True)
+    if node.op == "Clip" and given.run is functional.relu6:
+        return lambda x: functional.relu6(x, inplace=True)
     if node.op == "LeakyRelu":
-        return lambda x: F.leaky_relu(x, node.attributes.get("alpha", 0.01), inplace=True)
-    whole = node.op != "Add" or len(given.takes) == 2  # noqa: PLR2004  not with a number
+        return lambda x: functional.leaky_relu(x, node.attributes.get("alpha", 0.01), inplace=True)
+    whole = node.op != "Add" or len(given.takes) == 2  # and not with a number
     return ACTIVATIONS.get(node.op, given.run) if whole else given.run

@@ -107,7 +107,9 @@ def library() -> Any:
         import onnx
         import onnx.numpy_helper
     except ImportError as problem:
-        raise UsageError(f"given an ONNX graph, and the library that reads it is missing ({problem}); {INSTALL}") from None
+        raise UsageError(
+            f"given an ONNX graph, and the library that reads it is missing ({problem}); {INSTALL}"
+        ) from None
     return onnx
 
 
@@ -127,7 +129,7 @@ def read_graph(path: str | os.PathLike[str], *, values: bool = True) -> OnnxGrap
         if not model.graph.node:
             raise ValueError("it has no nodes")
         model = _inlined(onnx, model)
-    except Exception as problem:  # protobuf raises errors of its own, which differ from version to version
+    except Exception as problem:  # noqa: BLE001  protobuf raises errors of its own, which differ from version to version
         said = " ".join(str(problem).split()) or type(problem).__name__
         raise UsageError(
             f"{path}: given a file that cannot be read as an ONNX graph ({said}); allowed is what an exporter wrote, "
@@ -207,7 +209,8 @@ def _dims(value: Any) -> tuple[int | str, ...]:
     """Return the dimensions of a value; one that has neither a size nor a name is named by its place, as in x:1."""
     dims = enumerate(value.type.tensor_type.shape.dim)
     return tuple(
-        dim.dim_param or f"{value.name}:{at}" if dim.WhichOneof("value") != "dim_value" or dim.dim_value <= 0
+        dim.dim_param or f"{value.name}:{at}"
+        if dim.WhichOneof("value") != "dim_value" or dim.dim_value <= 0
         else dim.dim_value
         for at, dim in dims
     )
@@ -261,9 +264,7 @@ def _names_of(given: GraphInput) -> Iterator[str]:
             yield dim
 
 
-def _sizes(
-    given: GraphInput, leading: int | str, batch: int | None, sizes: Mapping[str, int]
-) -> Iterator[int | str]:
+def _sizes(given: GraphInput, leading: int | str, batch: int | None, sizes: Mapping[str, int]) -> Iterator[int | str]:
     for at, dim in enumerate(given.dims):
         own = sizes.get(f"{given.name}:{at}", sizes.get(str(dim)))
         if own is not None:

@@ -8,11 +8,13 @@ from typing import Any
 
 import torch
 from torch import Tensor, nn
-from torch.nn import functional as F
+from torch.nn import functional
 
 from elbowroom.frameworks.onnx.onnx_ops import converts
 from elbowroom.frameworks.onnx.op_call import Function, OpCall, stored
 
+CONVOLUTIONS: tuple[Any, ...] = (nn.Conv1d, nn.Conv2d, nn.Conv3d)
+TRANSPOSED: tuple[Any, ...] = (nn.ConvTranspose1d, nn.ConvTranspose2d, nn.ConvTranspose3d)
 Pads = tuple[list[int], list[int]]
 """What is added before and behind each dimension of space."""
 
@@ -37,7 +39,7 @@ def _padded(pads: Pads, value: float = 0.0) -> Callable[[Tensor], Tensor] | None
     if pads[0] == pads[1]:
         return None
     words = [size for pair in zip(reversed(pads[0]), reversed(pads[1]), strict=True) for size in pair]
-    return lambda x: F.pad(x, words, value=value)
+    return lambda x: functional.pad(x, words, value=value)
 
 
 class PaddedLayer(nn.Module):
@@ -56,7 +58,8 @@ class PaddedLayer(nn.Module):
 def _with_weights(call: OpCall, module: nn.Module, weight: int, bias: int | None) -> nn.Module:
     """Give a module the weights of a node's inputs."""
     module.weight = call.parameter(weight)
-    module.bias = call.parameter(bias) if bias is not None and call.has(bias) else None
+    if bias is not None and call.has(bias):
+        module.bias = call.parameter(bias)
     return module
 
 
@@ -68,9 +71,14 @@ def _conv(call: OpCall) -> Function:
     pad = _padded(pads)
     padding = [0] * dims if pad else pads[0]
     if not call.is_parameter(1) or (call.has(2) and not call.is_parameter(2)):
-        return _free_conv(call, (F.conv1d, F.conv2d, F.conv3d)[dims - 1], pad, (stride, padding, dilation, groups))
+        return _free_conv(
+            call,
+            (functional.conv1d, functional.conv2d, functional.conv3d)[dims - 1],
+            pad,
+            (stride, padding, dilation, groups),
+        )
     out, per_group, *kernel = call.tensor(1).shape
-    made = (nn.Conv1d, nn.Conv2d, nn.Conv3d)[dims - 1](
+    made = CONVOLUTIONS[dims - 1](
         per_group * groups, out, kernel, stride, padding, dilation, groups, bias=call.has(2), device="meta"
     )
     call.take(0)
@@ -78,7 +86,9 @@ def _conv(call: OpCall) -> Function:
     return PaddedLayer(pad, module) if pad else module
 
 
-def _free_conv(call: OpCall, function: Function, pad: Callable[[Tensor], Tensor] | None, words: Sequence[Any]) -> Function:
+def _free_conv(
+    call: OpCall, function: Function, pad: Callable[[Tensor], Tensor] | None, words: Sequence[Any]
+) -> Function:
     """Return a convolution whose kernel the network computes."""
     call.take(*(place for place in (0, 1, 2) if call.has(place)))
     return lambda x, *weights: function(pad(x) if pad else x, *weights, *([None] * (2 - len(weights))), *words)
@@ -94,7 +104,7 @@ def _conv_back(call: OpCall) -> Function:
     if call.of("auto_pad", "NOTSET").startswith("SAME") or "output_shape" in call.attributes:
         pads = _pads_back(call, weight.shape[2:], stride, dilation)
     cut = [behind - before for before, behind in zip(pads[:dims], pads[dims:], strict=True)]
-    made = (nn.ConvTranspose1d, nn.ConvTranspose2d, nn.ConvTranspose3d)[dims - 1](
+    made = TRANSPOSED[dims - 1](
         *(weight.shape[0], weight.shape[1] * groups, tuple(weight.shape[2:]), stride, pads[:dims], extra, groups),
         bias=call.has(2), dilation=dilation, device="meta",
     )  # fmt: skip
@@ -145,7 +155,7 @@ def _layer_norm(call: OpCall) -> Function:
     shape = x.shape[axis if axis < 0 else axis - x.dim() :]
     if not call.is_parameter(1) or tuple(call.tensor(1).shape) != tuple(shape):
         call.take(0, 1, *([2] if call.has(2) else []))
-        return lambda x, *affine: F.layer_norm(x, shape, *affine, eps=call.of("epsilon", 1e-5))
+        return lambda x, *affine: functional.layer_norm(x, shape, *affine, eps=call.of("epsilon", 1e-5))
     call.take(0)
     module = nn.LayerNorm(shape, call.of("epsilon", 1e-5), bias=call.has(2), device="meta")
     return _with_weights(call, module, 1, 2)
@@ -156,7 +166,7 @@ def _rms_norm(call: OpCall) -> Function:
     call.take(0, 1)
     axis, x = call.of("axis", -1), call.tensor(0)
     shape = list(x.shape[axis if axis < 0 else axis - x.dim() :])
-    return lambda x, weight: F.rms_norm(x, shape, weight, call.of("epsilon", 1e-5))
+    return lambda x, weight: functional.rms_norm(x, shape, weight, call.of("epsilon", 1e-5))
 
 
 @converts("InstanceNormalization")
@@ -164,7 +174,7 @@ def _instance_norm(call: OpCall) -> Function:
     eps = call.of("epsilon", 1e-5)
     if not call.is_parameter(1):
         call.take(0)
-        return lambda x: F.instance_norm(x, eps=eps)
+        return lambda x: functional.instance_norm(x, eps=eps)
     x = call.tensor(0)
     kind = {3: nn.InstanceNorm1d, 4: nn.InstanceNorm2d, 5: nn.InstanceNorm3d}[x.dim()]
     call.take(0)
@@ -197,7 +207,7 @@ def _gemm(call: OpCall) -> Function:
 
     def run(left: Tensor, right: Tensor, *bias: Tensor) -> Tensor:
         left, right = left.t() if call.of("transA", 0) else left, right.t() if turned else right
-        return torch.addmm(*bias, left, right, beta=beta, alpha=alpha) if bias else alpha * (left @ right)
+        return torch.addmm(bias[0], left, right, beta=beta, alpha=alpha) if bias else alpha * (left @ right)
 
     return run
 
@@ -214,19 +224,19 @@ def _merged_linear(call: OpCall) -> Function:
 
 @converts("elbowroom.Attention")
 def _attention(call: OpCall) -> Function:
-    scale, causal = call.of("scale", None), bool(call.of("causal", 0))
+    scale, causal, rate = call.of("scale", None), bool(call.of("causal", 0)), call.of("dropout", 0.0)
     call.take(*(place for place in range(4) if call.has(place)))
-    return lambda q, k, v, mask=None: F.scaled_dot_product_attention(q, k, v, mask, is_causal=causal, scale=scale)
+    return lambda q, k, v, mask=None: functional.scaled_dot_product_attention(q, k, v, mask, rate, causal, scale=scale)
 
 
 @converts("Attention")
 def _onnx_attention(call: OpCall) -> Function:
-    if call.tensor(0).dim() != 4 or any(call.has(place) for place in (4, 5)):  # noqa: PLR2004
+    if call.tensor(0).dim() != 4 or any(call.has(place) for place in (4, 5)):
         raise call.refused("packed heads or a cache of keys")
     call.take(*(place for place in range(4) if call.has(place)))
     scale, causal = call.of("scale", None), bool(call.of("is_causal", 0))
     grouped = call.tensor(0).shape[1] != call.tensor(1).shape[1]
-    return lambda q, k, v, mask=None: F.scaled_dot_product_attention(
+    return lambda q, k, v, mask=None: functional.scaled_dot_product_attention(
         q, k, v, mask, is_causal=causal, scale=scale, enable_gqa=grouped
     )
 
@@ -235,7 +245,7 @@ def _onnx_attention(call: OpCall) -> Function:
 def _prelu(call: OpCall) -> Function:
     if call.is_parameter(1):
         call.take(0, 1)
-        return lambda x, slope: F.prelu(x, slope.reshape(-1))
+        return lambda x, slope: functional.prelu(x, slope.reshape(-1))
     call.take(0, 1)
     return lambda x, slope: torch.where(x > 0, x, x * slope)
 
@@ -250,16 +260,16 @@ def _pool(call: OpCall) -> Function:
     if call.op == "MaxPool":
         pad = _padded(pads, -math.inf)
         padding = [0] * dims if pad else pads[0]
-        function = (F.max_pool1d, F.max_pool2d, F.max_pool3d)[dims - 1]
+        function = (functional.max_pool1d, functional.max_pool2d, functional.max_pool3d)[dims - 1]
         pick = call.outputs > 1
         return lambda x: function(pad(x) if pad else x, kernel, stride, padding, dilation, up, return_indices=pick)
     pad = _padded(pads)
     padding, whole = [0] * dims if pad else pads[0], bool(call.of("count_include_pad", 0))
     if call.op == "LpPool":
         power = call.of("p", 2)
-        lp = (F.lp_pool1d, F.lp_pool2d, F.lp_pool3d)[dims - 1]
+        lp = (functional.lp_pool1d, functional.lp_pool2d, functional.lp_pool3d)[dims - 1]
         return lambda x: lp(pad(x) if pad else x, power, kernel, stride, up)
-    average = (F.avg_pool1d, F.avg_pool2d, F.avg_pool3d)[dims - 1]
+    average = (functional.avg_pool1d, functional.avg_pool2d, functional.avg_pool3d)[dims - 1]
     return lambda x: average(pad(x) if pad else x, kernel, stride, padding, up, whole)
 
 
@@ -268,7 +278,9 @@ def _global_pool(call: OpCall) -> Function:
     call.take(0)
     dims = call.tensor(0).dim() - 2
     if call.op == "GlobalAveragePool":
-        average = (F.adaptive_avg_pool1d, F.adaptive_avg_pool2d, F.adaptive_avg_pool3d)[dims - 1]
+        average = (functional.adaptive_avg_pool1d, functional.adaptive_avg_pool2d, functional.adaptive_avg_pool3d)[
+            dims - 1
+        ]
         return lambda x: average(x, 1)
-    largest = (F.adaptive_max_pool1d, F.adaptive_max_pool2d, F.adaptive_max_pool3d)[dims - 1]
+    largest = (functional.adaptive_max_pool1d, functional.adaptive_max_pool2d, functional.adaptive_max_pool3d)[dims - 1]
     return lambda x: largest(x, 1)

@@ -9,10 +9,10 @@ from typing import Any
 import numpy as np
 import torch
 from torch import Tensor
-from torch.nn import functional as F
+from torch.nn import functional
 
-from elbowroom.frameworks.onnx.op_call import Function, OpCall, scalar, tensor_of, torch_dtype
 from elbowroom.frameworks.onnx.onnx_graph import dtype_of, library
+from elbowroom.frameworks.onnx.op_call import Function, OpCall, scalar, tensor_of, torch_dtype
 
 Converter = Callable[[OpCall], Function]
 OPS: dict[str, Converter] = {}
@@ -44,11 +44,11 @@ UNARY: dict[str, Function] = {
     **{name: getattr(torch, name.lower()) for name in ("Sqrt", "Tan", "Tanh", "IsNaN", "IsInf")},
     "Not": torch.logical_not,
     "Relu": torch.relu,
-    "Softplus": F.softplus,
-    "Softsign": F.softsign,
-    "HardSwish": F.hardswish,
-    "Mish": F.mish,
-    "elbowroom.Silu": F.silu,
+    "Softplus": functional.softplus,
+    "Softsign": functional.softsign,
+    "HardSwish": functional.hardswish,
+    "Mish": functional.mish,
+    "elbowroom.Silu": functional.silu,
 }
 for _name, _function in UNARY.items():
     OPS[_name] = _of_one(_function)
@@ -134,17 +134,17 @@ def _activation(call: OpCall) -> Function:
     if call.op == "HardSigmoid":
         slope, offset = call.of("alpha", 0.2), call.of("beta", 0.5)
         if math.isclose(slope, 1 / 6, rel_tol=1e-4) and offset == 0.5:
-            return F.hardsigmoid
+            return functional.hardsigmoid
         return lambda x: (x * slope + offset).clamp(0, 1)
     made: dict[str, Function] = {
-        "LeakyRelu": lambda x: F.leaky_relu(x, alpha),
-        "Elu": lambda x: F.elu(x, alpha),
-        "Selu": F.selu,
-        "Celu": lambda x: F.celu(x, alpha),
-        "ThresholdedRelu": lambda x: F.threshold(x, alpha, 0.0),
-        "Gelu": lambda x: F.gelu(x, approximate=call.of("approximate", "none")),
-        "Shrink": lambda x: F.softshrink(x, call.of("lambd", 0.5)),
-        "Swish": F.silu if alpha == 1.0 else lambda x: x * torch.sigmoid(x * alpha),
+        "LeakyRelu": lambda x: functional.leaky_relu(x, alpha),
+        "Elu": lambda x: functional.elu(x, alpha),
+        "Selu": functional.selu,
+        "Celu": lambda x: functional.celu(x, alpha),
+        "ThresholdedRelu": lambda x: functional.threshold(x, alpha, 0.0),
+        "Gelu": lambda x: functional.gelu(x, approximate=call.of("approximate", "none")),
+        "Shrink": lambda x: functional.softshrink(x, call.of("lambd", 0.5)),
+        "Swish": functional.silu if alpha == 1.0 else lambda x: x * torch.sigmoid(x * alpha),
     }
     return made[call.op]
 
@@ -154,9 +154,9 @@ def _clip(call: OpCall) -> Function:
     call.take(0)
     least, most = call.number(1, "min"), call.number(2, "max")
     if (least, most) == (0.0, 6.0):
-        return F.relu6
+        return functional.relu6
     if least is not None and most is not None:
-        return lambda x: F.hardtanh(x, least, most)
+        return lambda x: functional.hardtanh(x, least, most)
     return lambda x: x.clamp(least, most)
 
 
@@ -165,7 +165,7 @@ def _softmax(call: OpCall) -> Function:
     call.take(0)
     axis = call.of("axis", 1 if call.opset < 13 else -1)
     if call.op == "Hardmax":
-        return lambda x: F.one_hot(x.argmax(axis), x.shape[axis]).movedim(-1, axis).to(x.dtype)
+        return lambda x: functional.one_hot(x.argmax(axis), x.shape[axis]).movedim(-1, axis).to(x.dtype)
     function = torch.softmax if call.op == "Softmax" else torch.log_softmax
     last = axis in (-1, call.tensor(0).dim() - 1)
     if call.opset >= 13 or last:
@@ -178,8 +178,8 @@ def _dropout(call: OpCall) -> Function:
     call.take(0)
     rate = call.number(1, "ratio", 0.5) or 0.0
     if call.outputs > 1:
-        return lambda x: (F.dropout(x, rate), torch.ones_like(x, dtype=torch.bool))
-    return lambda x: F.dropout(x, rate)
+        return lambda x: (functional.dropout(x, rate), torch.ones_like(x, dtype=torch.bool))
+    return lambda x: functional.dropout(x, rate)
 
 
 @converts("Identity")
@@ -191,10 +191,8 @@ def _identity(call: OpCall) -> Function:
 @converts("Cast", "CastLike")
 def _cast(call: OpCall) -> Function:
     call.take(0)
-    if call.op == "CastLike":
-        dtype = call.tensor(1).dtype
-    else:
-        dtype = torch_dtype(dtype_of(library(), call.attributes["to"]))
+    like = call.op == "CastLike"
+    dtype = call.tensor(1).dtype if like else torch_dtype(dtype_of(library(), call.attributes["to"]))
     return lambda x: x.to(dtype)
 
 
@@ -210,7 +208,7 @@ def _reshape(call: OpCall) -> Function:
 
 
 def with_batch(shape: list[int], x: Tensor, batch: tuple[int, int]) -> list[int]:
-    """Return a shape whose first dimension is the batch that is wanted, if the one that the graph fixes does not fit."""
+    """Return a shape with the batch that is wanted as its first dimension, if what the graph fixes does not fit."""
     fixed, wanted = batch
     known = math.prod(size for size in shape if size != -1)
     fits = x.numel() % known == 0 if -1 in shape else x.numel() == known
@@ -235,7 +233,7 @@ def _transpose(call: OpCall) -> Function:
     call.take(0)
     order = call.of("perm", list(reversed(range(call.tensor(0).dim()))))
     moved = [at for at, of in enumerate(order) if at != of]
-    if len(moved) == 2:  # noqa: PLR2004  what was most likely written is transpose(a, b)
+    if len(moved) == 2:  # what was written is most likely transpose(a, b)
         return lambda x: x.transpose(*moved)
     return lambda x: x.permute(order)
 
@@ -284,7 +282,11 @@ def _slice(call: OpCall) -> Function:
         for start, end, axis, step in zip(starts, ends, axes, steps, strict=True):
             if step < 0:
                 kept = list(range(shape[axis]))[slice(start, None if end < -shape[axis] else end, step)]
-                x = x.flip(axis) if len(kept) == shape[axis] else x.index_select(axis, torch.tensor(kept, device=x.device))
+                x = (
+                    x.flip(axis)
+                    if len(kept) == shape[axis]
+                    else x.index_select(axis, torch.tensor(kept, device=x.device))
+                )
             else:
                 index = [slice(None)] * x.dim()
                 index[axis] = slice(start, min(end, shape[axis]), step)
@@ -304,7 +306,7 @@ def _gather(call: OpCall) -> Function:
         return one or (lambda x: x.narrow(axis, int(number), 1).reshape(_gathered(x, axis, indices.shape)))
     call.take(0, 1)
     if call.is_parameter(0) and axis == 0:
-        return lambda weight, ids: F.embedding(ids.long(), weight)
+        return lambda weight, ids: functional.embedding(ids.long(), weight)
 
     def run(x: Tensor, ids: Tensor) -> Tensor:
         flat = torch.where(ids < 0, ids + x.shape[axis], ids) if isinstance(indices, np.ndarray) else ids
@@ -448,7 +450,7 @@ def _one_hot(call: OpCall) -> Function:
     call.take(0)
     depth, axis = int(call.number(1) or 0), call.of("axis", -1)
     dtype = call.tensor(2).dtype
-    return lambda x: F.one_hot(x.long(), depth).movedim(-1, axis).to(dtype)
+    return lambda x: functional.one_hot(x.long(), depth).movedim(-1, axis).to(dtype)
 
 
 @converts("Einsum")
@@ -475,16 +477,16 @@ def _pad(call: OpCall) -> Function:
     pads, dims = call.ints(1, "pads") or call.ints(1, "paddings") or [], call.tensor(0).dim()
     value, axes = call.number(2, "value", 0.0), call.ints(3) or list(range(dims))
     around = {axis % dims: (pads[at], pads[at + len(axes)]) for at, axis in enumerate(axes)}
-    mode = {"edge": "replicate", "wrap": "circular"}.get(call.of("mode", "constant"), call.of("mode", "constant"))
+    mode = {"edge": "replicate", "wrap": "circular", "reflect": "reflect"}.get(call.of("mode", "constant"), "constant")
     if not any(pads):
         return lambda x: x
     if mode == "constant":
         words = [size for axis in reversed(range(dims)) for size in around.get(axis, (0, 0))]
         while words[-2:] == [0, 0]:
             words = words[:-2]
-        return lambda x: F.pad(x, words, value=value)
+        return lambda x: functional.pad(x, words, value=value)
     words = [size for axis in reversed(range(2, dims)) for size in around.get(axis, (0, 0))]
-    return lambda x: F.pad(x, words, mode=mode)
+    return lambda x: functional.pad(x, words, mode=mode)
 
 
 @converts("DepthToSpace", "SpaceToDepth")
@@ -492,9 +494,9 @@ def _shuffled(call: OpCall) -> Function:
     call.take(0)
     size = call.attributes["blocksize"]
     if call.op == "SpaceToDepth":
-        return lambda x: F.pixel_unshuffle(x, size)
+        return lambda x: functional.pixel_unshuffle(x, size)
     if call.of("mode", "DCR") == "CRD":
-        return lambda x: F.pixel_shuffle(x, size)
+        return lambda x: functional.pixel_shuffle(x, size)
 
     def run(x: Tensor) -> Tensor:
         n, c, h, w = x.shape
@@ -508,7 +510,7 @@ def _shuffled(call: OpCall) -> Function:
 def _resized(call: OpCall) -> Function:
     call.take(0)
     shape = call.tensor(0).shape
-    scales_at = 1 if call.op == "Upsample" or call.opset < 11 else 2  # noqa: PLR2004
+    scales_at = 1 if call.op == "Upsample" or call.opset < 11 else 2
     scales, sizes = call.array(scales_at, "scales"), call.ints(3)
     if sizes is not None:
         wanted = sizes[2:] if len(sizes) == len(shape) else sizes
@@ -518,10 +520,10 @@ def _resized(call: OpCall) -> Function:
         raise call.refused("neither scales nor sizes")
     mode = call.of("mode", "nearest")
     if mode == "nearest":
-        return lambda x: F.interpolate(x, size=wanted, mode="nearest")
+        return lambda x: functional.interpolate(x, size=wanted, mode="nearest")
     smooth = "bicubic" if mode == "cubic" else {3: "linear", 4: "bilinear", 5: "trilinear"}[len(shape)]
     corners = call.of("coordinate_transformation_mode", "") == "align_corners"
-    return lambda x: F.interpolate(x, size=wanted, mode=smooth, align_corners=corners)
+    return lambda x: functional.interpolate(x, size=wanted, mode=smooth, align_corners=corners)
 
 
 @converts("LRN")
@@ -529,13 +531,13 @@ def _local_norm(call: OpCall) -> Function:
     call.take(0)
     size, alpha = call.attributes["size"], call.of("alpha", 1e-4)
     beta, bias = call.of("beta", 0.75), call.of("bias", 1.0)
-    return lambda x: F.local_response_norm(x, size, alpha, beta, bias)
+    return lambda x: functional.local_response_norm(x, size, alpha, beta, bias)
 
 
 @converts("LpNormalization")
 def _unit(call: OpCall) -> Function:
     call.take(0)
-    return lambda x: F.normalize(x, call.of("p", 2), call.of("axis", -1))
+    return lambda x: functional.normalize(x, call.of("p", 2), call.of("axis", -1))
 
 
 @converts("MeanVarianceNormalization")
@@ -548,9 +550,9 @@ def _standard(call: OpCall) -> Function:
 @converts("GridSample")
 def _sampled(call: OpCall) -> Function:
     call.take(0, 1)
-    mode = {"linear": "bilinear", "cubic": "bicubic"}.get(call.of("mode", "bilinear"), call.of("mode", "bilinear"))
+    mode = {"cubic": "bicubic", "bicubic": "bicubic", "nearest": "nearest"}.get(call.of("mode", ""), "bilinear")
     padding, corners = call.of("padding_mode", "zeros"), bool(call.of("align_corners", 0))
-    return lambda x, grid: F.grid_sample(x, grid, mode, padding, corners)
+    return lambda x, grid: functional.grid_sample(x, grid, mode, padding, corners)
 
 
 @converts("RandomNormalLike", "RandomUniformLike")

@@ -50,7 +50,7 @@ def _recurrent(call: OpCall) -> Function:
         raise call.refused("a layout, lengths, a direction or peepholes of its own")
     if call.op == "GRU" and not call.of("linear_before_reset", 0):
         raise call.refused("linear_before_reset=0, which cuDNN does not run (Keras: reset_after=True)")
-    layer = kind(inputs, width, bias=call.has(3), bidirectional=directions == 2, device="meta")  # noqa: PLR2004
+    layer = kind(inputs, width, bias=call.has(3), bidirectional=directions == 2, device="meta")
     _set_weights(call, layer, order)
     states = [place for place in ((5, 6) if call.op == "LSTM" else (5,)) if isinstance(call.value(place), Tensor)]
     call.take(0, *states)
@@ -79,7 +79,7 @@ def _stack(call: OpCall) -> Function:
         call.attributes["layers"],
         batch_first=bool(call.attributes["batch_first"]),
         dropout=call.attributes["dropout"],
-        bidirectional=directions == 2,  # noqa: PLR2004
+        bidirectional=directions == 2,
         device="meta",
     )
     _set_weights(call, layer, order)

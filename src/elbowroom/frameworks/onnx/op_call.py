@@ -6,17 +6,19 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any, NamedTuple
 
-
 import numpy as np
 import torch
 from torch import Tensor, nn
 from torch.utils.weak import WeakTensorKeyDictionary
 
 from elbowroom.errors import CaptureError
+from elbowroom.trace import RemarkKind
 
 Value = Tensor | np.ndarray | None
 """Input of a node: a tensor of the device without bytes, an array that is known, or nothing."""
 Function = Callable[..., Any]
+Notes = Callable[[RemarkKind, str], None]
+"""Called with the kind and the text of what the answer has to say."""
 
 
 @dataclass(slots=True, kw_only=True)

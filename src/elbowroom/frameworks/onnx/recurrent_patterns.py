@@ -67,12 +67,13 @@ def _stack(view: GraphView, last: GraphNode) -> tuple[list[Layer], str]:
         )
         if below is None or below.op != last.op or not same:
             return layers, given
-        layers[0] = layers[0]._replace(dropout=_rate(view, dropped))
+        layers[0] = layers[0]._replace(dropout=dropout_rate(view, dropped))
         layers.insert(0, Layer(below, 0.0))
         given = below.inputs[0]
 
 
-def _rate(view: GraphView, dropped: GraphNode | None) -> float:
+def dropout_rate(view: GraphView, dropped: GraphNode | None) -> float:
+    """Return the rate of a Dropout; 0 where there is none."""
     if dropped is None:
         return 0.0
     rate = view.number(dropped.inputs[1]) if len(dropped.inputs) > 1 else dropped.attributes.get("ratio", 0.5)
@@ -100,7 +101,7 @@ def _layer_at(view: GraphView, node: GraphNode) -> GraphNode | None:
         return None
     given = [name for name in found.inputs[4:] if name]
     ours = all(view.known(name) is not None and not view.known(name).any() for name in given)  # pyright: ignore[reportOptionalMemberAccess]
-    bias = len(found.inputs) > 3 and bool(found.inputs[3])  # noqa: PLR2004
+    bias = len(found.inputs) > 3 and bool(found.inputs[3])
     both_ways = found.attributes.get("direction", "forward") == "bidirectional"
     return found if ours and bias and both_ways == (node.op == "Reshape") and _forward(found) else None
 

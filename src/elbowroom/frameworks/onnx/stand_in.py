@@ -17,7 +17,7 @@ class _Held(torch.autograd.Function):
         return made
 
     @staticmethod
-    def backward(ctx: Any, *grads: Tensor) -> tuple[Tensor | None, ...]:
+    def backward(ctx: Any, *_grads: Tensor) -> tuple[Tensor | None, ...]:
         floats = (torch.zeros_like(each) if each.is_floating_point() else None for each in ctx.saved_tensors)
         return (None, None, *floats)
 

@@ -1,4 +1,4 @@
-"""Train an ONNX graph for some steps: python -m elbowroom.frameworks.onnx model.onnx --optimizer adamw --batch 8.
+"""Train an ONNX graph for some steps: python -m elbowroom.frameworks.onnx.train_graph model.onnx --optimizer adamw --batch 8.
 
 The verbs of `elbowroom` run it in place of a script where they are given a file that ends in .onnx.
 """
@@ -9,14 +9,14 @@ import argparse
 from collections.abc import Sequence
 
 from elbowroom.capture.script.said_remarks import say
-from elbowroom.frameworks.onnx.graph_model import load
 from elbowroom.frameworks.graph_options import add_options, sizes_of
+from elbowroom.frameworks.onnx.graph_model import load
 from elbowroom.frameworks.onnx.graph_training import GraphLosses, batch_of, optimizer_of, train
 
 
 def main(words: Sequence[str] | None = None) -> None:
     """Train a graph as the words of a command line say."""
-    parser = argparse.ArgumentParser(prog="python -m elbowroom.frameworks.onnx")
+    parser = argparse.ArgumentParser(prog="python -m elbowroom.frameworks.onnx.train_graph")
     parser.add_argument("path")
     add_options(parser)
     parser.add_argument("--device", default="cuda")
@@ -38,7 +38,14 @@ def main(words: Sequence[str] | None = None) -> None:
     model.to(given.device)
     optimizer = optimizer_of(given.optimizer or "adamw", model)
     train(
-        model, optimizer, batch_of(model), losses.targets(), losses, device=given.device, steps=given.steps, amp=given.amp or ""
+        model,
+        optimizer,
+        batch_of(model),
+        losses.targets(),
+        losses,
+        device=given.device,
+        steps=given.steps,
+        amp=given.amp or "",
     )
 
 
