@@ -16,6 +16,8 @@ from benchmarks.planning.nets.dense import UNet3d
 from benchmarks.planning.nets.images import Vgg16
 from tests.torch.onnx_files import TRAINING, both, exported, peaks
 
+LONG = pytest.mark.long
+QUICK = ("MobileNetV2", "GPT", "LSTM")
 IMAGES = (2, 3, 64, 64)
 WORDS = 1000
 
@@ -28,7 +30,11 @@ class Inverted(nn.Module):
         wide = 6 * channels
         self.conv = nn.Sequential(
             *(nn.Conv2d(channels, wide, 1, bias=False), nn.BatchNorm2d(wide), nn.ReLU6(inplace=True)),
-            *(nn.Conv2d(wide, wide, 3, stride, 1, groups=wide, bias=False), nn.BatchNorm2d(wide), nn.ReLU6(inplace=True)),
+            *(
+                nn.Conv2d(wide, wide, 3, stride, 1, groups=wide, bias=False),
+                nn.BatchNorm2d(wide),
+                nn.ReLU6(inplace=True),
+            ),
             *(nn.Conv2d(wide, out, 1, bias=False), nn.BatchNorm2d(out)),
         )
         self.same = stride == 1 and channels == out
@@ -119,12 +125,12 @@ ORIGINALS: dict[str, tuple[Callable[[], nn.Module], tuple[int, ...], dict[str, A
     "GPT, attention by hand": (lambda: Language(plain=True, tied=False), (4, 32), {}),
     "encoder": (encoder, (4, 32, 64), {}),
     "LSTM": (Recurrent, (4, 32), {}),
-    "LSTM, two ways and layers": (lambda: Recurrent(num_layers=2, bidirectional=True, dropout=0.2), (4, 32), {}),
+    "LSTM, two ways and layers": (lambda: Recurrent(num_layers=2, bidirectional=True), (4, 32), {}),
     "GRU": (lambda: Recurrent(nn.GRU), (4, 32), {}),
 }
 
 
-@pytest.mark.parametrize("name", ORIGINALS)
+@pytest.mark.parametrize("name", [name if name in QUICK else pytest.param(name, marks=LONG) for name in ORIGINALS])
 def test_a_graph_peaks_where_its_original_does(name: str, tmp_path: Path) -> None:
     # given a network of PyTorch, and its export with batch norms and dropout
     make, shape, options = ORIGINALS[name]
@@ -139,6 +145,7 @@ def test_a_graph_peaks_where_its_original_does(name: str, tmp_path: Path) -> Non
     assert peaks(graph) == peaks(original)
 
 
+@pytest.mark.long
 @pytest.mark.parametrize("optimizer", ["sgd", "momentum", "adam"])
 def test_a_graph_peaks_where_its_original_does_with_other_optimizers(optimizer: str, tmp_path: Path) -> None:
     inputs = [torch.randn(IMAGES)]
@@ -149,6 +156,7 @@ def test_a_graph_peaks_where_its_original_does_with_other_optimizers(optimizer: 
     assert peaks(graph) == peaks(original)
 
 
+@pytest.mark.long
 def test_batch_norms_that_an_export_for_inference_folded_are_put_back(tmp_path: Path) -> None:
     # given an export in which each batch norm is part of the convolution before it
     inputs = [torch.randn(IMAGES)]
@@ -163,6 +171,7 @@ def test_batch_norms_that_an_export_for_inference_folded_are_put_back(tmp_path: 
     assert {kind for kind, _ in said} == {"exported"}
 
 
+@pytest.mark.long
 def test_activations_are_not_in_place_unless_it_is_asked_for(tmp_path: Path) -> None:
     inputs = [torch.randn(IMAGES)]
     file = exported(Vgg16(64, 10), inputs, tmp_path / "net.onnx", **TRAINING)

@@ -99,7 +99,8 @@ class BoundGraph:
         self.shapes = input_shapes(graph, batch, sizes)
         self.frozen = tuple(frozen)
         fixed = fixed_batch(graph)
-        self.batch = (fixed or 1, batch or fixed or 1)
+        self.batch = (1, 1) if fixed is None else (fixed, batch or fixed)
+        self._of_shapes: set[str] = set()
         self.values: dict[str, Value] = {}
         self._notes = notes
         self._inferred: dict[str, tuple[int, ...]] | None = None
@@ -123,8 +124,8 @@ class BoundGraph:
             attributes=node.attributes,
             names=node.inputs,
             values=[self.values[name] if name else None for name in node.inputs],
-            outputs=max((at + 1 for at, name in enumerate(node.outputs) if name), default=1),
-            batch=self.batch,
+            outputs=max((at + 1 for at, name in enumerate(node.outputs) if self._is_used(name)), default=1),
+            batch=(1, 1) if self._of_shapes.intersection(node.inputs) else self.batch,
         )
         run = OPS[node.op](call) if node.op in OPS else self._stand_in(node, call)
         takes = tuple(node.inputs[place] for place in call.taken)
@@ -151,6 +152,9 @@ class BoundGraph:
         trains = not any(fnmatchcase(name, pattern) for pattern in self.frozen)
         return weight_like(like, weight.shape, Source((name,), lambda array: array, trains))
 
+    def _is_used(self, name: str) -> bool:
+        return bool(name) and (name in self._users or name in self.graph.outputs)
+
     def _copied(self, node: GraphNode, given: nn.Parameter) -> nn.Parameter:
         """Return the weight that an Identity makes of another one.
 
@@ -172,12 +176,15 @@ class BoundGraph:
             self.values[node.outputs[0]] = constant_of(node.attributes)
         elif node.op in SHAPE_OPS and isinstance(first, Tensor):
             self.values[node.outputs[0]] = _shape(node, first)
+            self._of_shapes.update(node.outputs)
         elif node.op == "Identity" and isinstance(first, nn.Parameter):
             self.values[node.outputs[0]] = self._copied(node, first)
         elif not any(isinstance(value, Tensor) for value in values) and node.op in OPS and node.op not in NEVER:
             known = [None if isinstance(value, Tensor) else value for value in values]
             outputs = folded(node, known, self.graph.opset)
             self.values |= dict(zip((name for name in node.outputs if name), outputs, strict=True))
+            if self._of_shapes.intersection(node.inputs):
+                self._of_shapes.update(node.outputs)
         else:
             self.converted(node)
             return False

@@ -115,7 +115,7 @@ class GraphModel(nn.Module):
             last |= dict.fromkeys(each.takes, number)
         steps: list[GraphStep] = []
         for number, (node, each) in enumerate(zip(nodes, converted, strict=True)):
-            if isinstance(each.run, nn.Module) and (list(each.run.parameters()) or list(each.run.buffers())):
+            if isinstance(each.run, nn.Module):
                 put(self, _path(node), each.run)
             self._keep(bound, each.takes)
             unused = [name for name in node.outputs if name and name not in last]

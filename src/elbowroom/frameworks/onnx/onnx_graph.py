@@ -180,7 +180,14 @@ def _attribute(onnx: Any, attribute: Any) -> Any:
         return onnx.numpy_helper.to_array(value)
     if attribute.type == onnx.AttributeProto.STRINGS:
         return [each.decode("utf-8", "replace") for each in value]
+    if attribute.type == onnx.AttributeProto.FLOAT:
+        return shortest(value)
     return list(value) if isinstance(value, Sequence) else value
+
+
+def shortest(value: float) -> float:
+    """Return the number with the fewest digits that float32 rounds to this one, such as 1e-5 for 9.99999975e-06."""
+    return float(str(np.float32(value)))
 
 
 def dtype_of(onnx: Any, number: int) -> str:

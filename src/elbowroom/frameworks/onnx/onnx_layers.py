@@ -11,7 +11,7 @@ from torch import Tensor, nn
 from torch.nn import functional
 
 from elbowroom.frameworks.onnx.onnx_ops import converts
-from elbowroom.frameworks.onnx.op_call import Function, OpCall, stored
+from elbowroom.frameworks.onnx.op_call import Function, OpCall, derived, is_weight, stored
 
 CONVOLUTIONS: tuple[Any, ...] = (nn.Conv1d, nn.Conv2d, nn.Conv3d)
 TRANSPOSED: tuple[Any, ...] = (nn.ConvTranspose1d, nn.ConvTranspose2d, nn.ConvTranspose3d)
@@ -222,11 +222,26 @@ def _merged_linear(call: OpCall) -> Function:
     return _linear(call, *call.tensor(1).shape)
 
 
+class AttentionCall(nn.Module):
+    """One call of scaled_dot_product_attention, with dropout in training alone."""
+
+    def __init__(self, scale: float, *, causal: bool, dropout: float) -> None:
+        super().__init__()
+        self._scale, self._causal, self._dropout = scale, causal, dropout
+
+    def forward(self, q_NHTE: Tensor, k_NHSE: Tensor, v_NHSE: Tensor, mask: Tensor | None = None) -> Tensor:
+        """Attend: [N, H, T, E]."""
+        rate = self._dropout if self.training else 0.0
+        return functional.scaled_dot_product_attention(
+            q_NHTE, k_NHSE, v_NHSE, mask, rate, self._causal, scale=self._scale
+        )
+
+
 @converts("elbowroom.Attention")
 def _attention(call: OpCall) -> Function:
-    scale, causal, rate = call.of("scale", None), bool(call.of("causal", 0)), call.of("dropout", 0.0)
     call.take(*(place for place in range(4) if call.has(place)))
-    return lambda q, k, v, mask=None: functional.scaled_dot_product_attention(q, k, v, mask, rate, causal, scale=scale)
+    attributes = call.attributes
+    return AttentionCall(attributes["scale"], causal=bool(attributes["causal"]), dropout=attributes["dropout"])
 
 
 @converts("Attention")
@@ -243,9 +258,12 @@ def _onnx_attention(call: OpCall) -> Function:
 
 @converts("PRelu")
 def _prelu(call: OpCall) -> Function:
-    if call.is_parameter(1):
-        call.take(0, 1)
-        return lambda x, slope: functional.prelu(x, slope.reshape(-1))
+    if is_weight(call.value(1)):
+        call.take(0)
+        slope = call.parameter(1)
+        module = nn.PReLU(slope.numel(), device="meta")
+        module.weight = derived(slope, (slope.numel(),), lambda array: array.reshape(-1))
+        return module
     call.take(0, 1)
     return lambda x, slope: torch.where(x > 0, x, x * slope)
 

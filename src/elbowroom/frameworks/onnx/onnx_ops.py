@@ -8,7 +8,7 @@ from typing import Any
 
 import numpy as np
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 from torch.nn import functional
 
 from elbowroom.frameworks.onnx.onnx_graph import dtype_of, library
@@ -176,10 +176,9 @@ def _softmax(call: OpCall) -> Function:
 @converts("Dropout")
 def _dropout(call: OpCall) -> Function:
     call.take(0)
-    rate = call.number(1, "ratio", 0.5) or 0.0
     if call.outputs > 1:
-        return lambda x: (functional.dropout(x, rate), torch.ones_like(x, dtype=torch.bool))
-    return lambda x: functional.dropout(x, rate)
+        raise call.refused("a mask that other nodes use")
+    return nn.Dropout(call.number(1, "ratio", 0.5) or 0.0)
 
 
 @converts("Identity")

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import Any, NamedTuple
+from typing import Any, NamedTuple, TypeGuard
 
 import numpy as np
 import torch
@@ -12,6 +12,7 @@ from torch import Tensor, nn
 from torch.utils.weak import WeakTensorKeyDictionary
 
 from elbowroom.errors import CaptureError
+from elbowroom.frameworks.onnx.onnx_graph import shortest
 from elbowroom.trace import RemarkKind
 
 Value = Tensor | np.ndarray | None
@@ -73,7 +74,7 @@ class OpCall:
             CaptureError: it is computed by other nodes.
         """
         found = self.value(place)
-        if isinstance(found, Tensor) and not isinstance(found, nn.Parameter) and found in SOURCES:
+        if is_weight(found) and not isinstance(found, nn.Parameter):
             found = derived(found, found.shape, lambda array: array)
         if not isinstance(found, nn.Parameter):
             raise self.refused(f"input {place} ({self.names[place]}), which no weight of the file is")
@@ -104,7 +105,7 @@ class OpCall:
     def number(self, place: int, attribute: str = "", default: float | None = None) -> float | None:
         """Return one number, as `array` does."""
         found = self.array(place, attribute)
-        return default if found is None or not found.size else float(found.reshape(-1)[0])
+        return default if found is None or not found.size else _number(found)
 
     def of(self, attribute: str, default: Any) -> Any:
         """Return an attribute."""
@@ -120,7 +121,12 @@ class OpCall:
 
 def scalar(value: Value) -> float | None:
     """Return the number of an array with one element that is known; None for anything else."""
-    return float(value.reshape(-1)[0]) if isinstance(value, np.ndarray) and value.size == 1 else None
+    return _number(value) if isinstance(value, np.ndarray) and value.size == 1 else None
+
+
+def _number(array: np.ndarray) -> float:
+    first = float(array.reshape(-1)[0])
+    return shortest(first) if array.dtype == np.float32 else first
 
 
 def tensor_of(array: np.ndarray) -> Tensor:
@@ -160,6 +166,11 @@ def weight_like(like: Tensor, shape: Sequence[int], source: Source) -> nn.Parame
     made = nn.Parameter(empty, requires_grad=source.trains and empty.is_floating_point())
     SOURCES[made] = source
     return made
+
+
+def is_weight(value: Value) -> TypeGuard[Tensor]:
+    """Return whether a value is a weight, or made of weights alone."""
+    return isinstance(value, Tensor) and value in SOURCES
 
 
 def derived(weight: Tensor, shape: Sequence[int], numbers: Callable[[Tensor], Tensor]) -> nn.Parameter:

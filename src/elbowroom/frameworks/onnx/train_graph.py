@@ -1,4 +1,4 @@
-"""Train an ONNX graph for some steps: python -m elbowroom.frameworks.onnx.train_graph model.onnx --optimizer adamw --batch 8.
+"""Train graph: python -m elbowroom.frameworks.onnx.train_graph model.onnx trains an ONNX graph for some steps.
 
 The verbs of `elbowroom` run it in place of a script where they are given a file that ends in .onnx.
 """
