@@ -92,10 +92,10 @@ class Language(nn.Module):
 
 
 class Recurrent(nn.Module):
-    def __init__(self, kind: type[nn.RNNBase] = nn.LSTM, **options: Any) -> None:
+    def __init__(self, kind: Any = nn.LSTM, **options: Any) -> None:
         super().__init__()
         self.words = nn.Embedding(WORDS, 32)
-        self.layer = kind(32, 48, batch_first=True, **options)  # pyright: ignore[reportCallIssue]
+        self.layer = kind(32, 48, batch_first=True, **options)
         self.head = nn.Linear(48 * (2 if self.layer.bidirectional else 1), WORDS)
 
     def forward(self, words: Tensor) -> Tensor:

@@ -109,7 +109,7 @@ class BoundGraph:
             self.values[name] = self._stored(name, weight, self._users.get(name, []))
         for each in graph.inputs:
             self.values[each.name] = torch.empty(self.shapes[each.name], dtype=torch_dtype(each.dtype), device="meta")
-        self.nodes = [node for node in graph.nodes if not self._folds(node)]
+        self.nodes = [node for node in self._with_own_weights() if not self._folds(node)]
 
     def converted(self, node: GraphNode) -> Converted:
         """Return a node as a function, and note what its outputs are.
@@ -117,7 +117,14 @@ class BoundGraph:
         Raises:
             CaptureError: its op, or this form of it, is not converted.
         """
-        call = OpCall(
+        call = self._call(node)
+        run = OPS[node.op](call) if node.op in OPS else self._stand_in(node, call)
+        takes = tuple(node.inputs[place] for place in call.taken)
+        self._note_outputs(node, run, call)
+        return Converted(run, takes)
+
+    def _call(self, node: GraphNode) -> OpCall:
+        return OpCall(
             op=node.op,
             opset=self.graph.opset,
             path=path_of_node(node.name),
@@ -127,10 +134,6 @@ class BoundGraph:
             outputs=max((at + 1 for at, name in enumerate(node.outputs) if self._is_used(name)), default=1),
             batch=(1, 1) if self._of_shapes.intersection(node.inputs) else self.batch,
         )
-        run = OPS[node.op](call) if node.op in OPS else self._stand_in(node, call)
-        takes = tuple(node.inputs[place] for place in call.taken)
-        self._note_outputs(node, run, call)
-        return Converted(run, takes)
 
     def tensor(self, name: str) -> Tensor:
         """Return a value as a tensor without bytes."""
@@ -151,6 +154,23 @@ class BoundGraph:
         like = torch.empty((), dtype=torch_dtype(weight.dtype), device="meta")
         trains = not any(fnmatchcase(name, pattern) for pattern in self.frozen)
         return weight_like(like, weight.shape, Source((name,), lambda array: array, trains))
+
+    def _with_own_weights(self) -> Iterator[GraphNode]:
+        """Yield the nodes, each with fresh weights of its own.
+
+        torch.onnx (dynamo) stores arrays of equal numbers once. Norms and biases of a network that was not trained
+        have equal ones.
+        """
+        seen: set[str] = set()
+        for node in self.graph.nodes:
+            inputs = list(node.inputs)
+            for at, name in enumerate(inputs):
+                weight = self.values.get(name)
+                if isinstance(weight, nn.Parameter) and name in seen and _is_fresh(self.graph.weights[name]):
+                    inputs[at] = f"{name}#{len(self.values)}"
+                    self.values[inputs[at]] = weight_like(weight, weight.shape, SOURCES[weight])
+                seen.add(name)
+            yield node if tuple(inputs) == node.inputs else replace(node, inputs=tuple(inputs))
 
     def _is_used(self, name: str) -> bool:
         return bool(name) and (name in self._users or name in self.graph.outputs)
@@ -180,8 +200,7 @@ class BoundGraph:
         elif node.op == "Identity" and isinstance(first, nn.Parameter):
             self.values[node.outputs[0]] = self._copied(node, first)
         elif not any(isinstance(value, Tensor) for value in values) and node.op in OPS and node.op not in NEVER:
-            known = [None if isinstance(value, Tensor) else value for value in values]
-            outputs = folded(node, known, self.graph.opset)
+            outputs = self._folded(node, [None if isinstance(value, Tensor) else value for value in values])
             self.values |= dict(zip((name for name in node.outputs if name), outputs, strict=True))
             if self._of_shapes.intersection(node.inputs):
                 self._of_shapes.update(node.outputs)
@@ -189,6 +208,16 @@ class BoundGraph:
             self.converted(node)
             return False
         return True
+
+    def _folded(self, node: GraphNode, values: Sequence[np.ndarray | None]) -> list[np.ndarray]:
+        """Compute a node by ONNX's reference, and by the converter of its op where the reference fails."""
+        try:
+            return folded(node, values, self.graph.opset)
+        except Exception:  # noqa: BLE001  its errors are of all kinds, such as that of GatherElements on broadcast data
+            call = self._call(node)
+            found = OPS[node.op](call)(*(tensor_of(np.asarray(values[place])) for place in call.taken))
+            outputs = found if isinstance(found, tuple | list) else (found,)
+            return [each.numpy() for each in outputs]
 
     def _note_outputs(self, node: GraphNode, run: Callable[..., Any], call: OpCall) -> None:
         tensors = [call.tensor(place) for place in call.taken]
@@ -241,6 +270,12 @@ class BoundGraph:
             "the ops of docs/onnx.md, and others where the file has the shapes of their results; export it with these "
             "shapes (value_info), or without ops of a single runtime"
         )
+
+
+def _is_fresh(weight: Weight) -> bool:
+    """Return whether an array is one of a norm or a bias that was not trained: [C] with equal numbers."""
+    values = weight.values
+    return values is not None and values.ndim == 1 and values.size > 1 and bool((values == values[0]).all())
 
 
 def _item(found: Any, at: int) -> Tensor:
