@@ -37,17 +37,17 @@ def test_a_graph_is_estimated_as_a_training_step(file: str, capsys: pytest.Captu
     found = figures(capsys, *words)
 
     (answer,) = found["estimates"]
-    # weights (64 + 1) 256 + (256 + 1) 10 = 19,210 floats; AdamW keeps two numbers for each, and 4 bytes a tensor
+    # weights (64 + 1) 256 + (256 + 1) 10 = 19,210 floats; AdamW keeps two numbers for each (its counts are on the host)
     assert found["script"] == file
     assert answer["categories"]["parameter"] == 4 * 19_210
-    assert answer["categories"]["optimizer_state"] == 2 * 4 * 19_210 + 4 * 4
+    assert answer["categories"]["optimizer_state"] == 2 * 4 * 19_210
     assert {each["module"] for each in answer["modules"]} >= {"GraphModel.0", "GraphModel.2"}
 
 
 def test_the_largest_batch_of_a_graph_is_searched(file: str, capsys: pytest.CaptureFixture[str]) -> None:
     found = figures(capsys, "largest", file, "--vary", "batch=1..2", "--gpu", "t4", "--optimizer", "sgd")
 
-    assert (found["name"], found["largest"]) == ("--batch", 2)
+    assert (found["name"], found["largest"]["value"]) == ("--batch", 2)
 
 
 def test_a_free_dimension_without_a_size_is_an_error_of_usage(

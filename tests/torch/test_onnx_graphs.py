@@ -124,7 +124,8 @@ def test_graphs_of_other_exporters_compute_what_the_reference_does(style: str, t
             node.attribute.remove(next(each for each in node.attribute if each.name in ("spatial", "ratio")))
         reference = graph_file(tmp_path / "reference.onnx", nodes, inputs, ["y"], weights, opset=15)
 
-    assert differs(load(file, batch=None if listed else 2), reference) < 1e-5
+    # four samples, as its LRN takes the number of samples for that of channels, which is four
+    assert differs(load(file, batch=4 if style == "MXNet" else None if listed else 2), reference) < 1e-5
 
 
 @pytest.mark.parametrize("style", GRAPHS)
@@ -232,7 +233,7 @@ def test_the_loss_follows_the_output(
     assert [tuple(each.shape) for each in losses.targets()] == [target]
 
 
-def test_weights_are_told_from_constants(tmp_path: Path) -> None:
+def test_weights_and_constants_are_known_apart(tmp_path: Path) -> None:
     # given a mask, the scales of a Resize, a number of a formula, and two weights, one of which is to be frozen
     nodes = [
         helper.make_node("Conv", ["x", "body.conv.weight"], ["c"]),

@@ -1,4 +1,4 @@
-"""Bound graph: a graph with the shapes of its inputs, its shape arithmetic folded, and its weights told from constants.
+"""Bound graph: a graph with the shapes of its inputs, its shape arithmetic folded, its weights known from constants.
 
 What is a weight: a stored array of floats with at least one dimension. It is a constant where it is the scale of a
 Resize or the like, where it is a mask (a number beyond 1e30), and where it is one number without a module's name.
@@ -19,6 +19,18 @@ from elbowroom.errors import CaptureError
 from elbowroom.frameworks.onnx import onnx_layers, onnx_recurrent
 from elbowroom.frameworks.onnx.folding import NEVER, folded
 from elbowroom.frameworks.onnx.module_paths import path_of_node
+from elbowroom.frameworks.onnx.node_call import (
+    SOURCES,
+    NodeCall,
+    Notes,
+    Source,
+    Value,
+    derived,
+    note_source,
+    tensor_of,
+    torch_dtype,
+    weight_like,
+)
 from elbowroom.frameworks.onnx.onnx_graph import (
     GraphNode,
     OnnxGraph,
@@ -28,18 +40,6 @@ from elbowroom.frameworks.onnx.onnx_graph import (
     input_shapes,
 )
 from elbowroom.frameworks.onnx.onnx_ops import OPS, constant_of
-from elbowroom.frameworks.onnx.op_call import (
-    SOURCES,
-    Notes,
-    OpCall,
-    Source,
-    Value,
-    derived,
-    note_source,
-    tensor_of,
-    torch_dtype,
-    weight_like,
-)
 from elbowroom.frameworks.onnx.stand_in import StandIn
 from elbowroom.units import format_bytes
 
@@ -123,8 +123,8 @@ class BoundGraph:
         self._note_outputs(node, run, call)
         return Converted(run, takes)
 
-    def _call(self, node: GraphNode) -> OpCall:
-        return OpCall(
+    def _call(self, node: GraphNode) -> NodeCall:
+        return NodeCall(
             op=node.op,
             opset=self.graph.opset,
             path=path_of_node(node.name),
@@ -219,7 +219,7 @@ class BoundGraph:
             outputs = found if isinstance(found, tuple | list) else (found,)
             return [each.numpy() for each in outputs]
 
-    def _note_outputs(self, node: GraphNode, run: Callable[..., Any], call: OpCall) -> None:
+    def _note_outputs(self, node: GraphNode, run: Callable[..., Any], call: NodeCall) -> None:
         tensors = [call.tensor(place) for place in call.taken]
         try:
             with torch.no_grad():
@@ -241,7 +241,7 @@ class BoundGraph:
             for at, made in enumerate(outputs):
                 note_source(made, of, lambda *given, at=at: _item(run(*given), at))
 
-    def _stand_in(self, node: GraphNode, call: OpCall) -> StandIn:
+    def _stand_in(self, node: GraphNode, call: NodeCall) -> StandIn:
         """Return a layer that holds what an unknown op holds at least: its inputs and its results.
 
         Raises:

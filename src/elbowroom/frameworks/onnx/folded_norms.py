@@ -13,9 +13,9 @@ from dataclasses import replace
 
 from torch import nn
 
+from elbowroom.frameworks.onnx.node_call import Function, NodeCall, Notes
 from elbowroom.frameworks.onnx.onnx_graph import GraphNode
 from elbowroom.frameworks.onnx.onnx_ops import converts
-from elbowroom.frameworks.onnx.op_call import Function, Notes, OpCall
 
 FOLDED = re.compile(r"onnx::Conv_\d+")
 NORMS = frozenset({"BatchNormalization", "InstanceNormalization", "LayerNormalization", "GroupNormalization"})
@@ -30,7 +30,7 @@ OPEN = (
 
 
 @converts("elbowroom.BatchNorm")
-def _batch_norm(call: OpCall) -> Function:
+def _batch_norm(call: NodeCall) -> Function:
     call.take(0)
     x = call.tensor(0)
     kind = {3: nn.BatchNorm1d, 4: nn.BatchNorm2d, 5: nn.BatchNorm3d}[x.dim()]

@@ -19,8 +19,8 @@ from elbowroom.frameworks.onnx.folded_norms import with_norms
 from elbowroom.frameworks.onnx.graph_patterns import matched
 from elbowroom.frameworks.onnx.in_place import in_place
 from elbowroom.frameworks.onnx.module_paths import path_of_node, path_of_weight, put, put_parameter
+from elbowroom.frameworks.onnx.node_call import SOURCES, Notes, Source, tensor_of
 from elbowroom.frameworks.onnx.onnx_graph import GraphNode, OnnxGraph, Weight, read_graph
-from elbowroom.frameworks.onnx.op_call import SOURCES, Notes, Source, tensor_of
 
 __all__ = ["GraphModel", "load"]
 

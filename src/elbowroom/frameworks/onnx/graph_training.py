@@ -11,7 +11,7 @@ from torch.nn import functional
 
 from elbowroom.errors import UsageError
 from elbowroom.frameworks.onnx.graph_model import GraphModel
-from elbowroom.frameworks.onnx.op_call import torch_dtype
+from elbowroom.frameworks.onnx.node_call import torch_dtype
 
 Optimizer = torch.optim.Optimizer
 OPTIMIZERS: Mapping[str, Callable[[Sequence[nn.Parameter]], Optimizer]] = {

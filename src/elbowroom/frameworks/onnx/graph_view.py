@@ -9,8 +9,8 @@ import numpy as np
 from torch import Tensor, nn
 
 from elbowroom.frameworks.onnx.bound_graph import BoundGraph, producers
+from elbowroom.frameworks.onnx.node_call import scalar
 from elbowroom.frameworks.onnx.onnx_graph import GraphNode
-from elbowroom.frameworks.onnx.op_call import scalar
 
 Match = list[GraphNode]
 """The nodes that take the place of a pattern, the last one makes its result; empty if the pattern is not there."""

@@ -10,7 +10,7 @@ from torch import nn
 LEAVES = ("weight", "bias", "running_mean", "running_var", "num_batches_tracked")
 
 
-class Place(nn.Module):
+class GraphPart(nn.Module):
     """A part of a net that only holds others."""
 
 
@@ -41,7 +41,7 @@ def place_of(root: nn.Module, path: str) -> nn.Module:
     for piece in _pieces(path):
         below = found._modules.get(piece)  # noqa: SLF001  `get_submodule` raises where there is none
         if below is None:
-            below = Place()
+            below = GraphPart()
             found.add_module(piece, below)
         found = below
     return found

@@ -10,8 +10,8 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional
 
+from elbowroom.frameworks.onnx.node_call import Function, NodeCall, derived, is_weight, stored
 from elbowroom.frameworks.onnx.onnx_ops import converts
-from elbowroom.frameworks.onnx.op_call import Function, OpCall, derived, is_weight, stored
 
 CONVOLUTIONS: tuple[Any, ...] = (nn.Conv1d, nn.Conv2d, nn.Conv3d)
 TRANSPOSED: tuple[Any, ...] = (nn.ConvTranspose1d, nn.ConvTranspose2d, nn.ConvTranspose3d)
@@ -19,7 +19,7 @@ Pads = tuple[list[int], list[int]]
 """What is added before and behind each dimension of space."""
 
 
-def _pads(call: OpCall, kernel: Sequence[int], stride: Sequence[int], dilation: Sequence[int]) -> Pads:
+def _pads(call: NodeCall, kernel: Sequence[int], stride: Sequence[int], dilation: Sequence[int]) -> Pads:
     """Return the padding of a convolution or of pooling; SAME follows from the sizes."""
     dims, automatic = len(kernel), call.of("auto_pad", "NOTSET")
     if automatic in ("NOTSET", "VALID", ""):
@@ -55,7 +55,7 @@ class PaddedLayer(nn.Module):
         return self.layer(self._pad(x))
 
 
-def _with_weights(call: OpCall, module: nn.Module, weight: int, bias: int | None) -> nn.Module:
+def _with_weights(call: NodeCall, module: nn.Module, weight: int, bias: int | None) -> nn.Module:
     """Give a module the weights of a node's inputs."""
     module.weight = call.parameter(weight)
     if bias is not None and call.has(bias):
@@ -64,7 +64,7 @@ def _with_weights(call: OpCall, module: nn.Module, weight: int, bias: int | None
 
 
 @converts("Conv")
-def _conv(call: OpCall) -> Function:
+def _conv(call: NodeCall) -> Function:
     dims = call.tensor(1).dim() - 2
     stride, dilation = call.of("strides", [1] * dims), call.of("dilations", [1] * dims)
     pads, groups = _pads(call, call.tensor(1).shape[2:], stride, dilation), call.of("group", 1)
@@ -87,7 +87,7 @@ def _conv(call: OpCall) -> Function:
 
 
 def _free_conv(
-    call: OpCall, function: Function, pad: Callable[[Tensor], Tensor] | None, words: Sequence[Any]
+    call: NodeCall, function: Function, pad: Callable[[Tensor], Tensor] | None, words: Sequence[Any]
 ) -> Function:
     """Return a convolution whose kernel the network computes."""
     call.take(*(place for place in (0, 1, 2) if call.has(place)))
@@ -95,7 +95,7 @@ def _free_conv(
 
 
 @converts("ConvTranspose")
-def _conv_back(call: OpCall) -> Function:
+def _conv_back(call: NodeCall) -> Function:
     call.take(0)
     weight = call.tensor(1)
     dims, groups = weight.dim() - 2, call.of("group", 1)
@@ -112,7 +112,7 @@ def _conv_back(call: OpCall) -> Function:
     return PaddedLayer(lambda x: x, nn.Sequential(module, _Cut(cut))) if any(cut) else module
 
 
-def _pads_back(call: OpCall, kernel: Sequence[int], stride: Sequence[int], dilation: Sequence[int]) -> list[int]:
+def _pads_back(call: NodeCall, kernel: Sequence[int], stride: Sequence[int], dilation: Sequence[int]) -> list[int]:
     sizes = call.tensor(0).shape[2:]
     wanted = call.of("output_shape", [size * by for size, by in zip(sizes, stride, strict=True)])[-len(kernel) :]
     before, behind = [], []
@@ -137,7 +137,7 @@ class _Cut(nn.Module):
 
 
 @converts("BatchNormalization")
-def _batch_norm(call: OpCall) -> Function:
+def _batch_norm(call: NodeCall) -> Function:
     call.take(0)
     x = call.tensor(0)
     kind = {2: nn.BatchNorm1d, 3: nn.BatchNorm1d, 4: nn.BatchNorm2d, 5: nn.BatchNorm3d}.get(x.dim())
@@ -150,7 +150,7 @@ def _batch_norm(call: OpCall) -> Function:
 
 
 @converts("LayerNormalization")
-def _layer_norm(call: OpCall) -> Function:
+def _layer_norm(call: NodeCall) -> Function:
     axis, x = call.of("axis", -1), call.tensor(0)
     shape = x.shape[axis if axis < 0 else axis - x.dim() :]
     if not call.is_parameter(1) or tuple(call.tensor(1).shape) != tuple(shape):
@@ -162,7 +162,7 @@ def _layer_norm(call: OpCall) -> Function:
 
 
 @converts("RMSNormalization", "SimplifiedLayerNormalization")
-def _rms_norm(call: OpCall) -> Function:
+def _rms_norm(call: NodeCall) -> Function:
     call.take(0, 1)
     axis, x = call.of("axis", -1), call.tensor(0)
     shape = list(x.shape[axis if axis < 0 else axis - x.dim() :])
@@ -170,7 +170,7 @@ def _rms_norm(call: OpCall) -> Function:
 
 
 @converts("InstanceNormalization")
-def _instance_norm(call: OpCall) -> Function:
+def _instance_norm(call: NodeCall) -> Function:
     eps = call.of("epsilon", 1e-5)
     if not call.is_parameter(1):
         call.take(0)
@@ -182,7 +182,7 @@ def _instance_norm(call: OpCall) -> Function:
 
 
 @converts("GroupNormalization")
-def _group_norm(call: OpCall) -> Function:
+def _group_norm(call: NodeCall) -> Function:
     call.take(0)
     groups, channels = call.attributes["num_groups"], call.tensor(0).shape[1]
     module = nn.GroupNorm(groups, channels, call.of("epsilon", 1e-5), device="meta")
@@ -190,14 +190,14 @@ def _group_norm(call: OpCall) -> Function:
 
 
 @converts("elbowroom.GroupNorm")
-def _merged_group_norm(call: OpCall) -> Function:
+def _merged_group_norm(call: NodeCall) -> Function:
     call.take(0)
     module = nn.GroupNorm(call.attributes["groups"], call.tensor(0).shape[1], call.attributes["eps"], device="meta")
     return _with_weights(call, module, 1, 2)
 
 
 @converts("Gemm")
-def _gemm(call: OpCall) -> Function:
+def _gemm(call: NodeCall) -> Function:
     alpha, beta, turned = call.of("alpha", 1.0), call.of("beta", 1.0), call.of("transB", 0)
     plain = alpha == 1.0 and beta == 1.0 and not call.of("transA", 0)
     bias_ok = not call.has(2) or (call.is_parameter(2) and call.tensor(2).dim() == 1)
@@ -212,13 +212,13 @@ def _gemm(call: OpCall) -> Function:
     return run
 
 
-def _linear(call: OpCall, out: int, width: int) -> nn.Module:
+def _linear(call: NodeCall, out: int, width: int) -> nn.Module:
     call.take(0)
     return _with_weights(call, nn.Linear(width, out, bias=call.has(2), device="meta"), 1, 2)
 
 
 @converts("elbowroom.Linear")
-def _merged_linear(call: OpCall) -> Function:
+def _merged_linear(call: NodeCall) -> Function:
     return _linear(call, *call.tensor(1).shape)
 
 
@@ -238,14 +238,14 @@ class AttentionCall(nn.Module):
 
 
 @converts("elbowroom.Attention")
-def _attention(call: OpCall) -> Function:
+def _attention(call: NodeCall) -> Function:
     call.take(*(place for place in range(4) if call.has(place)))
     attributes = call.attributes
     return AttentionCall(attributes["scale"], causal=bool(attributes["causal"]), dropout=attributes["dropout"])
 
 
 @converts("Attention")
-def _onnx_attention(call: OpCall) -> Function:
+def _onnx_attention(call: NodeCall) -> Function:
     if call.tensor(0).dim() != 4 or any(call.has(place) for place in (4, 5)):
         raise call.refused("packed heads or a cache of keys")
     call.take(*(place for place in range(4) if call.has(place)))
@@ -257,7 +257,7 @@ def _onnx_attention(call: OpCall) -> Function:
 
 
 @converts("PRelu")
-def _prelu(call: OpCall) -> Function:
+def _prelu(call: NodeCall) -> Function:
     if is_weight(call.value(1)):
         call.take(0)
         slope = call.parameter(1)
@@ -269,7 +269,7 @@ def _prelu(call: OpCall) -> Function:
 
 
 @converts("MaxPool", "AveragePool", "LpPool")
-def _pool(call: OpCall) -> Function:
+def _pool(call: NodeCall) -> Function:
     call.take(0)
     kernel = call.attributes["kernel_shape"]
     dims = len(kernel)
@@ -292,7 +292,7 @@ def _pool(call: OpCall) -> Function:
 
 
 @converts("GlobalAveragePool", "GlobalMaxPool")
-def _global_pool(call: OpCall) -> Function:
+def _global_pool(call: NodeCall) -> Function:
     call.take(0)
     dims = call.tensor(0).dim() - 2
     if call.op == "GlobalAveragePool":

@@ -11,10 +11,10 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional
 
+from elbowroom.frameworks.onnx.node_call import Function, NodeCall, scalar, tensor_of, torch_dtype
 from elbowroom.frameworks.onnx.onnx_graph import dtype_of, library
-from elbowroom.frameworks.onnx.op_call import Function, OpCall, scalar, tensor_of, torch_dtype
 
-Converter = Callable[[OpCall], Function]
+Converter = Callable[[NodeCall], Function]
 OPS: dict[str, Converter] = {}
 """Converters by the name of their op."""
 
@@ -30,7 +30,7 @@ def converts(*names: str) -> Callable[[Converter], Converter]:
 
 
 def _of_one(function: Function) -> Converter:
-    def convert(call: OpCall) -> Function:
+    def convert(call: NodeCall) -> Function:
         call.take(0)
         return function
 
@@ -79,7 +79,7 @@ _ON_TENSORS = ("And", "Or", "Xor")
 
 
 def _binary(function: Function, op: str) -> Converter:
-    def convert(call: OpCall) -> Function:
+    def convert(call: NodeCall) -> Function:
         numbers = [None if op in _ON_TENSORS else _number(value) for value in call.values[:2]]
         if numbers[1] is not None:
             call.take(0)
@@ -93,7 +93,7 @@ def _binary(function: Function, op: str) -> Converter:
     return convert
 
 
-def _with_axis(function: Function, call: OpCall) -> Function:
+def _with_axis(function: Function, call: NodeCall) -> Function:
     """Return the function; the right side lines up with an axis of the left one in opsets before 7."""
     axis = call.of("axis", None)
     if axis is None or not call.of("broadcast", 0):
@@ -113,7 +113,7 @@ for _name, _function in BINARY.items():
 
 
 @converts("Min", "Max", "Sum", "Mean")
-def _many(call: OpCall) -> Function:
+def _many(call: NodeCall) -> Function:
     call.take(*range(len(call.values)))
     two = {"Min": torch.minimum, "Max": torch.maximum}.get(call.op, torch.add)
     share = len(call.values) if call.op == "Mean" else 1
@@ -128,7 +128,7 @@ def _many(call: OpCall) -> Function:
 
 
 @converts("LeakyRelu", "Elu", "Selu", "Celu", "HardSigmoid", "ThresholdedRelu", "Gelu", "Shrink", "Swish")
-def _activation(call: OpCall) -> Function:
+def _activation(call: NodeCall) -> Function:
     call.take(0)
     alpha = call.of("alpha", 0.01 if call.op == "LeakyRelu" else 1.0)
     if call.op == "HardSigmoid":
@@ -150,7 +150,7 @@ def _activation(call: OpCall) -> Function:
 
 
 @converts("Clip")
-def _clip(call: OpCall) -> Function:
+def _clip(call: NodeCall) -> Function:
     call.take(0)
     least, most = call.number(1, "min"), call.number(2, "max")
     if (least, most) == (0.0, 6.0):
@@ -161,7 +161,7 @@ def _clip(call: OpCall) -> Function:
 
 
 @converts("Softmax", "LogSoftmax", "Hardmax")
-def _softmax(call: OpCall) -> Function:
+def _softmax(call: NodeCall) -> Function:
     call.take(0)
     axis = call.of("axis", 1 if call.opset < 13 else -1)
     if call.op == "Hardmax":
@@ -174,7 +174,7 @@ def _softmax(call: OpCall) -> Function:
 
 
 @converts("Dropout")
-def _dropout(call: OpCall) -> Function:
+def _dropout(call: NodeCall) -> Function:
     call.take(0)
     if call.outputs > 1:
         raise call.refused("a mask that other nodes use")
@@ -182,13 +182,13 @@ def _dropout(call: OpCall) -> Function:
 
 
 @converts("Identity")
-def _identity(call: OpCall) -> Function:
+def _identity(call: NodeCall) -> Function:
     call.take(0)
     return lambda x: x
 
 
 @converts("Cast", "CastLike")
-def _cast(call: OpCall) -> Function:
+def _cast(call: NodeCall) -> Function:
     call.take(0)
     like = call.op == "CastLike"
     dtype = call.tensor(1).dtype if like else torch_dtype(dtype_of(library(), call.attributes["to"]))
@@ -196,7 +196,7 @@ def _cast(call: OpCall) -> Function:
 
 
 @converts("Reshape")
-def _reshape(call: OpCall) -> Function:
+def _reshape(call: NodeCall) -> Function:
     call.take(0)
     x, shape = call.tensor(0), call.ints(1, "shape")
     if shape is None:
@@ -218,7 +218,7 @@ def with_batch(shape: list[int], x: Tensor, batch: tuple[int, int]) -> list[int]
 
 
 @converts("Flatten")
-def _flatten(call: OpCall) -> Function:
+def _flatten(call: NodeCall) -> Function:
     call.take(0)
     axis, dims = call.of("axis", 1), call.tensor(0).dim()
     axis = axis + dims if axis < 0 else axis
@@ -228,7 +228,7 @@ def _flatten(call: OpCall) -> Function:
 
 
 @converts("Transpose")
-def _transpose(call: OpCall) -> Function:
+def _transpose(call: NodeCall) -> Function:
     call.take(0)
     order = call.of("perm", list(reversed(range(call.tensor(0).dim()))))
     moved = [at for at, of in enumerate(order) if at != of]
@@ -238,7 +238,7 @@ def _transpose(call: OpCall) -> Function:
 
 
 @converts("Squeeze", "Unsqueeze")
-def _squeeze(call: OpCall) -> Function:
+def _squeeze(call: NodeCall) -> Function:
     call.take(0)
     axes, dims = call.ints(1, "axes"), call.tensor(0).dim()
     if call.op == "Squeeze":
@@ -254,14 +254,14 @@ def _squeeze(call: OpCall) -> Function:
 
 
 @converts("Concat")
-def _concat(call: OpCall) -> Function:
+def _concat(call: NodeCall) -> Function:
     call.take(*range(len(call.values)))
     axis = call.of("axis", 1)
     return lambda *tensors: torch.cat(tensors, axis)
 
 
 @converts("Split")
-def _split(call: OpCall) -> Function:
+def _split(call: NodeCall) -> Function:
     call.take(0)
     axis, sizes = call.of("axis", 0), call.ints(1, "split")
     if sizes is None:
@@ -271,7 +271,7 @@ def _split(call: OpCall) -> Function:
 
 
 @converts("Slice")
-def _slice(call: OpCall) -> Function:
+def _slice(call: NodeCall) -> Function:
     call.take(0)
     starts, ends = call.ints(1, "starts") or [], call.ints(2, "ends") or []
     axes, steps = call.ints(3, "axes") or list(range(len(starts))), call.ints(4) or [1] * len(starts)
@@ -296,7 +296,7 @@ def _slice(call: OpCall) -> Function:
 
 
 @converts("Gather")
-def _gather(call: OpCall) -> Function:
+def _gather(call: NodeCall) -> Function:
     axis, indices = call.of("axis", 0), call.value(1)
     number = scalar(indices)
     if number is not None and isinstance(indices, np.ndarray):
@@ -321,14 +321,14 @@ def _gathered(x: Tensor, axis: int, shape: Sequence[int]) -> list[int]:
 
 
 @converts("GatherElements")
-def _gather_elements(call: OpCall) -> Function:
+def _gather_elements(call: NodeCall) -> Function:
     call.take(0, 1)
     axis = call.of("axis", 0)
     return lambda x, ids: x.gather(axis, ids.long())
 
 
 @converts("GatherND")
-def _gather_nd(call: OpCall) -> Function:
+def _gather_nd(call: NodeCall) -> Function:
     call.take(0, 1)
     if call.of("batch_dims", 0):
         raise call.refused("batch_dims")
@@ -336,7 +336,7 @@ def _gather_nd(call: OpCall) -> Function:
 
 
 @converts("ScatterND", "ScatterElements", "Scatter")
-def _scatter(call: OpCall) -> Function:
+def _scatter(call: NodeCall) -> Function:
     call.take(0, 1, 2)
     axis = call.of("axis", 0)
     if call.op == "ScatterND":
@@ -345,7 +345,7 @@ def _scatter(call: OpCall) -> Function:
 
 
 @converts("Expand")
-def _expand(call: OpCall) -> Function:
+def _expand(call: NodeCall) -> Function:
     call.take(0)
     shape = call.ints(1) or []
     whole = list(torch.broadcast_shapes(tuple(call.tensor(0).shape), tuple(shape)))
@@ -353,14 +353,14 @@ def _expand(call: OpCall) -> Function:
 
 
 @converts("Tile")
-def _tile(call: OpCall) -> Function:
+def _tile(call: NodeCall) -> Function:
     call.take(0)
     repeats = call.ints(1) or []
     return lambda x: x.repeat(repeats)
 
 
 @converts("Where")
-def _where(call: OpCall) -> Function:
+def _where(call: NodeCall) -> Function:
     numbers = [_number(value) for value in call.values[1:3]]
     if numbers[0] is not None and numbers[1] is None:
         call.take(0, 2)
@@ -373,7 +373,7 @@ def _where(call: OpCall) -> Function:
 
 
 @converts("ConstantOfShape", "EyeLike", "Shape", "Size")
-def _made(call: OpCall) -> Function:
+def _made(call: NodeCall) -> Function:
     raise call.refused("a shape that depends on what the network computes")
 
 
@@ -391,7 +391,7 @@ REDUCTIONS: dict[str, Function] = {
 
 
 @converts(*REDUCTIONS)
-def _reduced(call: OpCall) -> Function:
+def _reduced(call: NodeCall) -> Function:
     call.take(0)
     axes, keep = call.ints(1, "axes"), bool(call.of("keepdims", 1))
     function = REDUCTIONS[call.op]
@@ -402,7 +402,7 @@ def _reduced(call: OpCall) -> Function:
 
 
 @converts("ReduceProd")
-def _product(call: OpCall) -> Function:
+def _product(call: NodeCall) -> Function:
     call.take(0)
     axes, keep = call.ints(1, "axes") or list(range(call.tensor(0).dim())), bool(call.of("keepdims", 1))
 
@@ -415,7 +415,7 @@ def _product(call: OpCall) -> Function:
 
 
 @converts("ArgMax", "ArgMin")
-def _arg(call: OpCall) -> Function:
+def _arg(call: NodeCall) -> Function:
     call.take(0)
     axis, keep = call.of("axis", 0), bool(call.of("keepdims", 1))
     function = torch.argmax if call.op == "ArgMax" else torch.argmin
@@ -423,7 +423,7 @@ def _arg(call: OpCall) -> Function:
 
 
 @converts("TopK")
-def _top(call: OpCall) -> Function:
+def _top(call: NodeCall) -> Function:
     call.take(0)
     count, axis = int(call.number(1, "k", 1) or 1), call.of("axis", -1)
     largest, ordered = bool(call.of("largest", 1)), bool(call.of("sorted", 1))
@@ -431,21 +431,21 @@ def _top(call: OpCall) -> Function:
 
 
 @converts("CumSum")
-def _running_sum(call: OpCall) -> Function:
+def _running_sum(call: NodeCall) -> Function:
     call.take(0)
     axis = int(call.number(1, default=0) or 0)
     return lambda x: x.cumsum(axis)
 
 
 @converts("Trilu")
-def _triangle(call: OpCall) -> Function:
+def _triangle(call: NodeCall) -> Function:
     call.take(0)
     diagonal, upper = int(call.number(1, default=0) or 0), bool(call.of("upper", 1))
     return lambda x: torch.triu(x, diagonal) if upper else torch.tril(x, diagonal)
 
 
 @converts("OneHot")
-def _one_hot(call: OpCall) -> Function:
+def _one_hot(call: NodeCall) -> Function:
     call.take(0)
     depth, axis = int(call.number(1) or 0), call.of("axis", -1)
     dtype = call.tensor(2).dtype
@@ -453,25 +453,25 @@ def _one_hot(call: OpCall) -> Function:
 
 
 @converts("Einsum")
-def _einsum(call: OpCall) -> Function:
+def _einsum(call: NodeCall) -> Function:
     call.take(*range(len(call.values)))
     equation = call.attributes["equation"]
     return lambda *tensors: torch.einsum(equation, *tensors)
 
 
 @converts("MatMul")
-def _matmul(call: OpCall) -> Function:
+def _matmul(call: NodeCall) -> Function:
     call.take(0, 1)
     return torch.matmul
 
 
 @converts("Range", "NonZero", "NonMaxSuppression")
-def _counted(call: OpCall) -> Function:
+def _counted(call: NodeCall) -> Function:
     raise call.refused("a result whose size depends on what the network computes")
 
 
 @converts("Pad")
-def _pad(call: OpCall) -> Function:
+def _pad(call: NodeCall) -> Function:
     call.take(0)
     pads, dims = call.ints(1, "pads") or call.ints(1, "paddings") or [], call.tensor(0).dim()
     value, axes = call.number(2, "value", 0.0), call.ints(3) or list(range(dims))
@@ -489,7 +489,7 @@ def _pad(call: OpCall) -> Function:
 
 
 @converts("DepthToSpace", "SpaceToDepth")
-def _shuffled(call: OpCall) -> Function:
+def _shuffled(call: NodeCall) -> Function:
     call.take(0)
     size = call.attributes["blocksize"]
     if call.op == "SpaceToDepth":
@@ -506,7 +506,7 @@ def _shuffled(call: OpCall) -> Function:
 
 
 @converts("Resize", "Upsample")
-def _resized(call: OpCall) -> Function:
+def _resized(call: NodeCall) -> Function:
     call.take(0)
     shape = call.tensor(0).shape
     scales_at = 1 if call.op == "Upsample" or call.opset < 11 else 2
@@ -526,7 +526,7 @@ def _resized(call: OpCall) -> Function:
 
 
 @converts("LRN")
-def _local_norm(call: OpCall) -> Function:
+def _local_norm(call: NodeCall) -> Function:
     call.take(0)
     size, alpha = call.attributes["size"], call.of("alpha", 1e-4)
     beta, bias = call.of("beta", 0.75), call.of("bias", 1.0)
@@ -534,20 +534,20 @@ def _local_norm(call: OpCall) -> Function:
 
 
 @converts("LpNormalization")
-def _unit(call: OpCall) -> Function:
+def _unit(call: NodeCall) -> Function:
     call.take(0)
     return lambda x: functional.normalize(x, call.of("p", 2), call.of("axis", -1))
 
 
 @converts("MeanVarianceNormalization")
-def _standard(call: OpCall) -> Function:
+def _standard(call: NodeCall) -> Function:
     call.take(0)
     axes = call.of("axes", [0, 2, 3])
     return lambda x: (x - x.mean(axes, True)) / (x.var(axes, False, True).sqrt() + 1e-9)
 
 
 @converts("GridSample")
-def _sampled(call: OpCall) -> Function:
+def _sampled(call: NodeCall) -> Function:
     call.take(0, 1)
     mode = {"cubic": "bicubic", "bicubic": "bicubic", "nearest": "nearest"}.get(call.of("mode", ""), "bilinear")
     padding, corners = call.of("padding_mode", "zeros"), bool(call.of("align_corners", 0))
@@ -555,7 +555,7 @@ def _sampled(call: OpCall) -> Function:
 
 
 @converts("RandomNormalLike", "RandomUniformLike")
-def _noise(call: OpCall) -> Function:
+def _noise(call: NodeCall) -> Function:
     call.take(0)
     return torch.randn_like if call.op == "RandomNormalLike" else torch.rand_like
 

@@ -12,8 +12,8 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
+from elbowroom.frameworks.onnx.node_call import Function, NodeCall, derived
 from elbowroom.frameworks.onnx.onnx_ops import converts
-from elbowroom.frameworks.onnx.op_call import Function, OpCall, derived
 
 KINDS: dict[str, tuple[Callable[..., nn.RNNBase], tuple[int, ...]]] = {
     "LSTM": (nn.LSTM, (0, 2, 3, 1)),  # i o f c becomes i f g o
@@ -42,7 +42,7 @@ class RecurrentNode(nn.Module):
 
 
 @converts(*KINDS)
-def _recurrent(call: OpCall) -> Function:
+def _recurrent(call: NodeCall) -> Function:
     kind, order = KINDS[call.op]
     weight, width = call.parameter(1), call.attributes["hidden_size"]
     directions, _, inputs = weight.shape
@@ -70,7 +70,7 @@ class RecurrentStack(nn.Module):
 
 
 @converts("elbowroom.Recurrent")
-def _stack(call: OpCall) -> Function:
+def _stack(call: NodeCall) -> Function:
     kind, order = KINDS[call.attributes["kind"]]
     directions, _, inputs = call.parameter(1).shape
     layer = kind(
@@ -87,12 +87,12 @@ def _stack(call: OpCall) -> Function:
     return RecurrentStack(layer)
 
 
-def _set_weights(call: OpCall, layer: nn.RNNBase, order: Sequence[int]) -> None:
+def _set_weights(call: NodeCall, layer: nn.RNNBase, order: Sequence[int]) -> None:
     for name in dict(layer.named_parameters()):
         setattr(layer, name, _parameter(call, name, order, layer.hidden_size))
 
 
-def _parameter(call: OpCall, name: str, order: Sequence[int], width: int) -> nn.Parameter:
+def _parameter(call: NodeCall, name: str, order: Sequence[int], width: int) -> nn.Parameter:
     """Return a parameter of a layer, such as weight_ih_l0_reverse, with where its numbers come from."""
     kind, which, level, *_ = name.split("_")
     place = 3 * int(level[1:]) + (3 if kind == "bias" else 1 if which == "ih" else 2)

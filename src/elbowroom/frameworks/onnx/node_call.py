@@ -1,4 +1,4 @@
-"""Op call: one node of a graph with what is known of its inputs; converters make a function of tensors of it."""
+"""Node call: one node of a graph with what is known of its inputs; converters make a function of tensors of it."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ Notes = Callable[[RemarkKind, str], None]
 
 
 @dataclass(slots=True, kw_only=True)
-class OpCall:
+class NodeCall:
     """One node, as its converter sees it.
 
     Attributes:
@@ -179,7 +179,7 @@ def derived(weight: Tensor, shape: Sequence[int], numbers: Callable[[Tensor], Te
     return weight_like(weight, shape, base._replace(numbers=lambda *arrays: numbers(base.numbers(*arrays))))
 
 
-def stored(call: OpCall, place: int) -> Tensor:
+def stored(call: NodeCall, place: int) -> Tensor:
     """Return a buffer without bytes for an input that is a weight, such as running statistics."""
     weight = call.parameter(place)
     made = torch.empty(weight.shape, dtype=weight.dtype, device="meta")
