@@ -258,3 +258,14 @@ def test_weights_and_constants_are_known_apart(tmp_path: Path) -> None:
         "head.place": True,
     }
     assert differs(load(file), file) < 1e-6
+
+
+@pytest.mark.parametrize("pads", [(0, 0, 0, 0, 0, 0, 0, 0), (0, 0, 1, 0, 0, 0, 0, 2)])
+def test_a_pad_copies_as_it_does_in_the_original_even_by_nothing(pads: tuple[int, ...], tmp_path: Path) -> None:
+    nodes = [helper.make_node("Pad", ["x", "pads"], ["y"])]
+    weights = {"pads": np.array(pads, np.int64)}
+    file = graph_file(tmp_path / "net.onnx", nodes, {"x": (1, 2, 3, 4)}, ["y"], weights)
+    graph, x = load(file), torch.randn(1, 2, 3, 4)
+
+    assert graph(x).data_ptr() != x.data_ptr()
+    assert differs(load(file), file) == 0

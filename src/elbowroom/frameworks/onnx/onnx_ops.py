@@ -477,11 +477,9 @@ def _pad(call: NodeCall) -> Function:
     value, axes = call.number(2, "value", 0.0), call.ints(3) or list(range(dims))
     around = {axis % dims: (pads[at], pads[at + len(axes)]) for at, axis in enumerate(axes)}
     mode = {"edge": "replicate", "wrap": "circular", "reflect": "reflect"}.get(call.of("mode", "constant"), "constant")
-    if not any(pads):
-        return lambda x: x
     if mode == "constant":
         words = [size for axis in reversed(range(dims)) for size in around.get(axis, (0, 0))]
-        while words[-2:] == [0, 0]:
+        while len(words) > 2 and words[-2:] == [0, 0]:  # a pad by nothing copies, as in the original
             words = words[:-2]
         return lambda x: functional.pad(x, words, value=value)
     words = [size for axis in reversed(range(2, dims)) for size in around.get(axis, (0, 0))]
