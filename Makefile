@@ -9,8 +9,8 @@
 # make test-integrations   ten minutes more: Hugging Face, TRL, Accelerate, Lightning, Keras, skorch, MONAI and Ray
 #              within a budget, each with the bits of plain training; INTEGRATIONS=integrations,fastai adds fastai
 # make docs    the site, in site/; a warning is an error
-# make docs-check     runs every code block of README, docs/json.md and the tutorials and compares what they print, some
-#              minutes; docs/json.md needs jq
+# make docs-check     runs every code block of README, docs/json.md, docs/onnx.md and the tutorials and compares what they
+#              print, some minutes; docs/json.md needs jq
 # make wheel-test     builds wheel and sdist, and runs the demo's small size from each, in an empty environment
 # make demo    a 3D U-Net that does not fit in memory, trained inside a hard limit
 # make bench   the benchmark cases; results go to benchmarks/results
@@ -104,7 +104,7 @@ docs: venv
 	NO_MKDOCS_2_WARNING=1 $(BIN)/python -m mkdocs build --quiet --strict
 
 docs-check: venv
-	$(BIN)/python -m tools.doc_blocks check README.md docs/json.md docs/tutorials/*.md
+	$(BIN)/python -m tools.doc_blocks check README.md docs/json.md docs/onnx.md docs/tutorials/*.md
 
 wheel-test: venv
 	$(BIN)/python -m tools.wheel_test $(if $(TORCH_CONSTRAINT),--constraint $(TORCH_CONSTRAINT)) -- $(PIP_ARGS)

@@ -37,6 +37,7 @@ RemarkKind = Literal[
     "kept_away",
     "allocator_settings",
     "compiled",
+    "exported",
 ]
 PartKind = Literal["optimizer", "accumulation", "use", "handed"]
 PART_KINDS: tuple[PartKind, ...] = get_args(PartKind)
@@ -275,7 +276,8 @@ class Remark:
 
     Attributes:
         kind: what it is about, such as "unknown_op" for an op without a rule for its scratch memory. An "assumed_value"
-            was made up; "kept_away" is an act that an estimate kept the script from.
+            was made up; "kept_away" is an act that an estimate kept the script from. "exported" is what a graph that
+            another framework exported leaves open.
         name: name of the op or call, or what happened and where.
         count: how often it happened.
     """

@@ -70,7 +70,7 @@ def execute(arguments: argparse.Namespace) -> int:
         raise UsageError("--multiple-of: given with a list of values; allowed is it with a range; leave it out")
     machine = scripts.machine_of(arguments.gpu)
     slowdown = _slowdown(arguments)
-    knob = find_knob(vary, script.path, arguments.script_arguments)
+    knob = find_knob(vary, script.path, script.arguments)
     with progress() as say:
         trials = Trials(script, machine, knob, arguments, Watch(say, arguments.timeout), slowdown, job)
         found = _searched(trials, vary, arguments.multiple_of)
@@ -209,7 +209,7 @@ class Trials:
             self.watch,
             failing=f"with {self.knob.label} = {value}{self._guessed()}",
             what=f"{self._looked_at()}now {name}{', for its plan' if parts else ''}",
-            turned=self.knob.turned(given.script_arguments, value),
+            turned=self.knob.turned(self.script.arguments, value),
             job=self._job,
             interconnect=given.interconnect,
             **(parts or {}),

@@ -31,7 +31,7 @@ def execute(arguments: argparse.Namespace, script: scripts.Script, varied: Seque
     machine = scripts.machine_of(arguments.gpu)
     by_ranks = arguments.ranks is None and any(vary.name == RANKS for vary in varied)
     size = (None, arguments.local) if by_ranks else ranks.size_of(arguments)
-    grid = grid_of(varied, script.path, arguments.script_arguments, *size)
+    grid = grid_of(varied, script.path, script.arguments, *size)
     looked = ranks.numbers_of(arguments)
     with progress() as say:
         watch = Watch(say, arguments.timeout)
@@ -80,7 +80,7 @@ def _captured(
     """
     from elbowroom.answers.job_layouts import words_of
 
-    turned, what = grid.turned(arguments.script_arguments, place), words_of(place.items())
+    turned, what = grid.turned(script.arguments, place), words_of(place.items())
     watch.say(what)
     try:
         trace = script.capture(

@@ -15,6 +15,7 @@ from elbowroom.capture.script.find_module import module_file
 from elbowroom.cli.run_settings import given_or_set
 from elbowroom.errors import CaptureError, UsageError
 from elbowroom.files.record_files import why_no_file
+from elbowroom.frameworks import graph_options
 from elbowroom.machine import Machine
 from elbowroom.watch import Watch
 
@@ -70,6 +71,7 @@ def add_verb(
     )
     parser.add_argument("--network", action="store_true", help="let the script use the network, to download its data")
     parser.add_argument("--json", action="store_true", help="answer in JSON")
+    graph_options.add_options(parser)
     return parser
 
 
@@ -111,16 +113,22 @@ class Script:
     """The script or module to run.
 
     Attributes:
-        path: its file.
+        path: its file, or the one that has its options.
         module: its dotted name if it is run as by python -m, else None.
+        arguments: its words.
+        graph: the ONNX graph that it trains; "" for a script of the user.
     """
 
     path: str
     module: str | None = None
+    arguments: tuple[str, ...] = ()
+    graph: str = ""
 
     @property
     def label(self) -> str:
         """Name of the script in answers."""
+        if self.graph:
+            return self.graph
         return f"-m {self.module}" if self.module else self.path
 
     def capture(self, *arguments: Any, **options: Any) -> Trace:
@@ -170,7 +178,7 @@ def captured(
     what = what or f"{script.label} on a virtual {machine.name}"
     watch.say(f"{what}: starting Python and importing torch")
     return script.capture(
-        arguments.script_arguments if turned is None else turned.arguments,
+        script.arguments if turned is None else turned.arguments,
         machine=machine,
         steps=arguments.steps,
         timeout_s=watch.left_s(),
@@ -215,9 +223,15 @@ def script_of(arguments: argparse.Namespace, verb: str) -> Script:
     Raises:
         UsageError: it does not exist, or none was given.
     """
+    path, own = arguments.script, tuple(arguments.script_arguments)
+    options = tuple(graph_options.words_of(arguments))
+    if options and not (path or "").endswith(graph_options.ENDING):
+        raise UsageError(
+            f"{options[0]}: given without an ONNX graph; allowed is it with a file that ends in .onnx; write the "
+            f"script's own arguments after --, as in -- {' '.join(options)}"
+        )
     if arguments.module:
-        return Script(path=module_file(arguments.module), module=arguments.module)
-    path = arguments.script
+        return Script(path=module_file(arguments.module), module=arguments.module, arguments=own)
     if path is None:
         raise UsageError(
             f"{verb}: given no script; allowed is the path of one, or -m and the name of a module; write for example "
@@ -228,10 +242,15 @@ def script_of(arguments: argparse.Namespace, verb: str) -> Script:
         raise UsageError(f"{verb}: given {path!r}, which is {what}; allowed is the path of a script; check it")
     if path.endswith(RECORD) and verb in OF_TRACES:
         return Script(path=path)
+    if path.endswith(graph_options.ENDING):
+        words = (path, *options, *own)
+        options_file = module_file(graph_options.__name__)  # where --vary finds them
+        return Script(path=options_file, module=graph_options.MODULE, arguments=words, graph=path)
     if path.endswith(NO_SCRIPTS):
         traces = ", or a trace (.json) that `elbowroom estimate -o` wrote" if verb in OF_TRACES else ""
         raise UsageError(
-            f"{verb}: given {path!r}, which is no Python script by its name; allowed is a script (.py){traces}; name "
+            f"{verb}: given {path!r}, which is no Python script by its name; allowed is a script (.py), an ONNX "
+            f"graph (.onnx){traces}; name "
             "the script that trains, its own arguments after --"
         )
-    return Script(path=path)
+    return Script(path=path, arguments=own)

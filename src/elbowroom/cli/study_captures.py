@@ -72,7 +72,7 @@ class StudyCaptures:
         """
         given, where = self._arguments, f"on a virtual {machine.name}"
         what = f"{self._knob.name} = {value} {where}" if self._knob and value is not None else where
-        turned = self._knob.turned(given.script_arguments, value) if self._knob and value is not None else None
+        turned = self._knob.turned(self._script.arguments, value) if self._knob and value is not None else None
         means = means_of(choosing.allowed(given.allow))
         parts = {} if least_bytes is None else parts_for(means, least_bytes)
         return scripts.captured_in_time(

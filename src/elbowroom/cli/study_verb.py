@@ -217,7 +217,7 @@ def _of_values(script: scripts.Script, arguments: argparse.Namespace, effort: Pl
     from elbowroom.answers.study_points import Study, looked_at
 
     vary = Range.of(_vary(script, arguments))
-    knob = find_knob(vary, script.path, arguments.script_arguments)
+    knob = find_knob(vary, script.path, script.arguments)
     (machine,) = _timed([scripts.machine_of(arguments.gpu)])
     captures = _captures(script, arguments, watch, knob)
     values = values_of(vary, arguments.multiple_of)
@@ -248,8 +248,7 @@ def _vary(script: scripts.Script, arguments: argparse.Namespace) -> str:
         return arguments.vary
     if arguments.kind == "batch":
         return BATCH
-    words = arguments.script_arguments
-    found = [knob for name in RESOLUTIONS for knob in seen_knobs(name, script.path, words)]
+    found = [knob for name in RESOLUTIONS for knob in seen_knobs(name, script.path, script.arguments)]
     names = ", ".join(dict.fromkeys(knob.name for knob in found))
     seen = f"the script has {names}; " if names else ""
     name = found[0].name.lstrip("-") if found else "image_size"

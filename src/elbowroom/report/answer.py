@@ -33,9 +33,10 @@ KINDS = {
     "ended_early": "the script failed later, and the answer is of the steps before that",
     "allocator_settings": "settings of the allocator that the script makes itself, which count",
     "compiled": "what torch.compile saves, which these figures of eager leave out",
+    "exported": "what the exported graph leaves open",
     "kept_away": "what the script wanted to do, and an estimate does not do",
 }
-_ONCE = ("ended_early", "kept_away", "allocator_settings", "compiled")
+_ONCE = ("ended_early", "kept_away", "allocator_settings", "compiled", "exported")
 """Kinds whose names are sentences."""
 _NAMES_SHOWN = 5
 SAME_TIME = 1.05

@@ -31,6 +31,7 @@ from elbowroom.capture.script.order import COMPILING, WRITING, ScriptOrder
 from elbowroom.capture.script.overlay import SYSTEM, Overlay
 from elbowroom.capture.script.phases import phase_of
 from elbowroom.capture.script.read_files import READ, ReadFiles
+from elbowroom.capture.script.said_remarks import heard_by
 from elbowroom.engine.ram_guard import RamGuard
 from elbowroom.errors import UsageError
 from elbowroom.hardware.ram import hard_limits
@@ -76,7 +77,7 @@ def _capture(order: ScriptOrder, folder: Path, asked: set[str], over: int) -> fa
     what = {"steps": lambda: str(device.steps_seen), "phase": lambda: phase_of(device, order.script, order.steps)}
     with _reporting(folder, what):
         try:
-            with _limited(order, over), device:
+            with _limited(order, over), heard_by(device.ledger.remark), device:
                 _execute(code, order)
                 device.started.carry_out()
         except BaseException as raised:  # noqa: BLE001  all errors of the script are explained, not shown

@@ -11,7 +11,7 @@ from typing import NamedTuple
 
 from elbowroom.capture.script.kept_away import NO_NETWORK, NO_WRITE, Replaced
 from elbowroom.capture.script.missing import advice
-from elbowroom.errors import CaptureError, ElbowroomError
+from elbowroom.errors import CaptureError, ElbowroomError, UsageError
 
 _SHOWN = 400  # characters of the script's own message
 _LINES = 12  # of a traceback, at its beginning and at its end
@@ -97,6 +97,8 @@ def on_cpu(steps: int, tensors: int) -> str:
 
 def explained(problem: BaseException, script: str) -> Fault:
     """Explain an exception that ended a script before its first step."""
+    if isinstance(problem, ElbowroomError) and os.path.abspath(script).startswith(PACKAGE):
+        return Fault(str(problem), usage=isinstance(problem, UsageError))
     missing_module = partial(_missing_module, script=script)
     for knows in (_exit, _elsewhere, missing_module, _missing_file, _on_the_gpu, _said_already, _other):
         said = knows(problem)

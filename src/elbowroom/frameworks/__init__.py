@@ -1,0 +1,1 @@
+"""Frameworks: models that other frameworks wrote, as trainings of PyTorch here."""
