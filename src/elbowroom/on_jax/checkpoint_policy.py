@@ -7,9 +7,12 @@ the place. So what the plan decides is joined by name. A value that no save of t
 from __future__ import annotations
 
 from collections.abc import Mapping
+from functools import cache
 from typing import Any, Literal, final
 
+import jax
 from jax import checkpoint_policies
+from jax.ad_checkpoint import checkpoint_name
 
 from elbowroom.errors import UsageError
 from elbowroom.on_jax.flat_trace import JaxCapture
@@ -64,8 +67,42 @@ class PlanPolicy:
         """Answer JAX: save, offload or recompute the results of a primitive."""
         decision = self.decisions.get(policy_key(prim.name, avals, params), "recompute")
         if decision == "offload":
-            return _OFFLOAD(_NAME_PRIMITIVE, name=_BY_NAME)
+            return _OFFLOAD(_name_primitive(), name=_BY_NAME)
         return (_SAVE if decision == "keep" else _RECOMPUTE)(prim, *avals, **params)
 
     def __repr__(self) -> str:
         return f"<Policy: {len(self.kept)} kept, {len(self.offloaded)} offloaded, {len(self.recomputed)} recomputed>"
+
+
+@cache
+def _name_primitive() -> Any:
+    """Return the primitive of `checkpoint_name`, which JAX's policies know by identity and its modules do not export."""
+    return jax.make_jaxpr(lambda x: checkpoint_name(x, _BY_NAME))(0.0).jaxpr.eqns[0].primitive
+
+
+def policy_of(plan: Plan) -> PlanPolicy:
+    """Return the policy of a plan: see `elbowroom.policy`."""
+    if type(plan) is not Plan:
+        raise UsageError(f"policy: given {type(plan).__name__}; allowed is a Plan, as elbowroom.plan makes it")
+    capture = capture_of(plan.trace_id)
+    if capture is None:
+        raise UsageError(
+            f"policy: given a plan for trace {plan.trace_id}, which no capture_jax of this process made; allowed is a "
+            "plan for such a trace; capture the same step with the same arguments first"
+        )
+    return PlanPolicy(decisions_of(plan, capture))
+
+
+def decisions_of(plan: Plan, capture: JaxCapture) -> dict[str, Decision]:
+    """Return what becomes of each key: recomputed if the plan recomputes one of its storages, else offloaded, else kept."""
+    swapped = {swap.storage for swap in plan.swaps}
+    recomputed = {storage for each in plan.recomputes for storage in each.storages}
+    found: dict[str, Decision] = {}
+    for storage, key in capture.keys.items():
+        if storage in recomputed:
+            found[key] = "recompute"
+        elif storage in swapped and found.get(key) != "recompute":
+            found[key] = "offload"
+        else:
+            found.setdefault(key, "keep")
+    return found

@@ -181,6 +181,44 @@ def output_by_output(step: FlatStep, first: int) -> FlatStep:
     return replace(step, lines=(*step.lines[:first], *(late[n] for n in order)))
 
 
+def recomputed_late(step: FlatStep) -> FlatStep:
+    """Return the step with each line of backward that needs nothing of backward right before the first that needs it.
+
+    These lines compute forward again, or bring it back from the host. In the program of a checkpoint they come first.
+    """
+    of_gradients: set[int] = set()
+    waiting: dict[int, FlatLine] = {}
+    found: list[FlatLine] = []
+    for line in step.lines:
+        reads = bases(step, line.reads)
+        if line.phase == "backward" and reads and of_gradients.isdisjoint(reads):
+            waiting.update(dict.fromkeys(line.makes, line))
+            continue
+        if line.phase == "backward":
+            of_gradients.update(line.makes)
+        found += _taken(step, reads, waiting)
+        found.append(line)
+    return replace(step, lines=(*found, *_taken(step, list(waiting), waiting)))
+
+
+def _taken(step: FlatStep, reads: Iterable[int], waiting: dict[int, FlatLine]) -> list[FlatLine]:
+    """Take the waiting lines that make some values, each after those whose results it reads."""
+    found: list[FlatLine] = []
+    pending = [line for value in reads if (line := waiting.get(value)) is not None]
+    while pending:
+        line = pending[-1]
+        before = [waiting[value] for value in bases(step, line.reads) if value in waiting]
+        if before:
+            pending.extend(before)
+            continue
+        pending.pop()
+        if any(waiting.pop(value, None) is not None for value in list(line.makes)):
+            for value in line.makes:
+                waiting.pop(value, None)
+            found.append(line)
+    return found
+
+
 def last_uses(step: FlatStep) -> dict[int, int]:
     """Return the last line that reads or makes each value; outputs are used beyond the last line."""
     last: dict[int, int] = {}

@@ -10,7 +10,7 @@ from collections import Counter
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 
-from elbowroom.on_jax.flat_step import Buffers, Change, FlatLine, FlatStep, bases, buffers_of, output_by_output
+from elbowroom.on_jax.flat_step import Buffers, Change, FlatLine, FlatStep, bases, buffers_of, output_by_output, recomputed_late
 from elbowroom.on_jax.heap_gaps import gap_bytes
 from elbowroom.trace import Category, Event, Op, Remark, Save, Step, Storage, Trace
 
@@ -70,7 +70,7 @@ def with_phases(step: FlatStep) -> FlatStep:
     backward = [number for number, line in enumerate(step.lines) if line.phase == "backward"]
     end = backward[-1] + 1 if backward else len(step.lines)
     told = [_told(line, number < end) for number, line in enumerate(step.lines)]
-    return output_by_output(replace(step, lines=tuple(told)), end)
+    return output_by_output(recomputed_late(replace(step, lines=tuple(told))), end)
 
 
 def _with_heap(step: FlatStep, buffers: Buffers) -> Buffers:
