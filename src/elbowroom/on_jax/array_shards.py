@@ -51,21 +51,23 @@ def result_pieces(name: str, operands: Sequence[ShardedShape], shape: Shape, par
     return _alike(operands, shape)
 
 
-def gathered_elements(name: str, operands: Sequence[ShardedShape], params: Mapping[str, Any]) -> int:
-    """Return the elements that a device must gather to compute a product: what is cut along the summed dimensions.
+def exchanged_elements(
+    name: str, operands: Sequence[ShardedShape], result: ShardedShape, params: Mapping[str, Any]
+) -> tuple[int, int, int]:
+    """Return the elements of the left and right operand that a device must gather for a product, and those it must sum.
 
-    One whose other operand is cut the same way sums its part, and exchanges the results.
+    An operand that is cut along the summed dimensions is gathered. If the other one is cut the same way, each device
+    sums its part, and the results are summed over the devices.
     """
-    if name != "dot_general":
-        return 0
+    if name != "dot_general" or len(operands) != 2:
+        return 0, 0, 0
     (left_axes, right_axes), _ = params["dimension_numbers"]
     left, right = operands
-    found = 0
-    for own, axes, other, other_axes in ((left, left_axes, right, right_axes), (right, right_axes, left, left_axes)):
-        cut = [own.pieces[axis] for axis in axes]
-        if prod(cut) > 1 and cut != [other.pieces[axis] for axis in other_axes]:
-            found += own.elements * prod(cut)
-    return found
+    left_cut, right_cut = [left.pieces[a] for a in left_axes], [right.pieces[a] for a in right_axes]
+    if left_cut == right_cut:
+        return 0, 0, result.elements if prod(left_cut) > 1 else 0
+    kept = [left.elements * prod(left_cut), right.elements * prod(right.pieces)]
+    return kept[0] if prod(left_cut) > 1 else 0, kept[1] if prod(right.pieces) > 1 else 0, 0
 
 
 def _product(operands: Sequence[ShardedShape], numbers: Any) -> Shape:

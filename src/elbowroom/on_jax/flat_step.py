@@ -31,8 +31,8 @@ class FlatValue:
     Attributes:
         size_bytes: its bytes on one device; 0 if it lies on the host.
         dtype: element type.
-        spread_of: values that it repeats, if it is a broadcast; None for any other. It takes memory only where a line
-            cannot read it as it is computed.
+        spread_of: values that it repeats or stacks, if it is a broadcast or a stack; None for any other. It takes
+            memory only where a line cannot read it as it is computed.
     """
 
     size_bytes: int
@@ -55,6 +55,7 @@ class FlatLine:
         flops: floating point operations.
         moved_bytes: bytes that it reads and makes.
         source_line: line of the user's code; "" if it is not known.
+        again: whether it is in the part of backward that belongs to a checkpoint.
     """
 
     name: str
@@ -67,6 +68,7 @@ class FlatLine:
     flops: int = 0
     moved_bytes: int = 0
     source_line: str = ""
+    again: bool = False
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -97,6 +99,9 @@ class FlatStep:
         outputs: values that the step returns.
         keys: what a policy of `jax.checkpoint` can tell of a value that a line makes, by value.
         remarks: what was not known, each with how often.
+        stacks: values that XLA keeps in one array, which is there from the first to the last use of any.
+        seeds: broadcasts that backward begins with, outside checkpoints.
+        exchanged_bytes: what a device may hold besides, of arrays gathered from or summed over devices.
     """
 
     values: tuple[FlatValue, ...]
@@ -105,6 +110,9 @@ class FlatStep:
     outputs: tuple[int, ...]
     keys: dict[int, str] = field(default_factory=dict[int, str])
     remarks: tuple[tuple[str, int], ...] = ()
+    stacks: tuple[tuple[int, ...], ...] = ()
+    seeds: frozenset[int] = frozenset()
+    exchanged_bytes: int = 0
 
 
 class Change(NamedTuple):
@@ -182,16 +190,16 @@ def output_by_output(step: FlatStep, first: int) -> FlatStep:
 
 
 def recomputed_late(step: FlatStep) -> FlatStep:
-    """Return the step with each line of backward that needs nothing of backward right before the first that needs it.
+    """Return the step with each line of a checkpoint that needs no gradient right before the first that needs it.
 
     These lines compute forward again, or bring it back from the host. In the program of a checkpoint they come first.
     """
-    of_gradients: set[int] = set()
+    of_gradients = set(step.seeds)
     waiting: dict[int, FlatLine] = {}
     found: list[FlatLine] = []
     for line in step.lines:
         reads = bases(step, line.reads)
-        if line.phase == "backward" and reads and of_gradients.isdisjoint(reads):
+        if line.again and of_gradients.isdisjoint(reads):
             waiting.update(dict.fromkeys(line.makes, line))
             continue
         if line.phase == "backward":

@@ -11,7 +11,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass, replace
 
 from elbowroom.on_jax.flat_step import Buffers, Change, FlatLine, FlatStep, bases, buffers_of, output_by_output, recomputed_late
-from elbowroom.on_jax.heap_gaps import gap_bytes
+from elbowroom.on_jax.heap_gaps import gap_bytes, stack_bytes
 from elbowroom.trace import Category, Event, Op, Remark, Save, Step, Storage, Trace
 
 NOT_FUSED = "fusion by XLA: the memory is an upper bound"
@@ -74,10 +74,12 @@ def with_phases(step: FlatStep) -> FlatStep:
 
 
 def _with_heap(step: FlatStep, buffers: Buffers) -> Buffers:
-    """Add what XLA's block of buffers may have besides: gaps, and one more buffer, as XLA has an order of its own."""
+    """Add what XLA's block of buffers may have besides: gaps, whole stacks, what devices
+    exchange, and one more buffer, as XLA has an order of its own."""
     outside = {each.value for each in step.inputs} | {buffers.of[v] for v in step.outputs if v in buffers.of}
     most = max((size for buffer, size in buffers.sizes.items() if buffer >= 0 and buffer not in outside), default=0)
-    more = gap_bytes(buffers.changes, frozenset(outside)) + most
+    gaps = gap_bytes(buffers.changes, frozenset(outside)) + stack_bytes(buffers, step.stacks)
+    more = gaps + most + step.exchanged_bytes
     if not more:
         return buffers
     sizes = {**buffers.sizes, HEAP: more}

@@ -12,7 +12,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import NamedTuple
 
-from elbowroom.on_jax.flat_step import Change
+from elbowroom.on_jax.flat_step import Buffers, Change
 
 LEAST_PART = 4096
 """Buffers below this part of the largest one fit between others, and are not placed."""
@@ -37,6 +37,27 @@ def gap_bytes(changes: Sequence[Change], outside: frozenset[int]) -> int:
     least = max((life.size_bytes for life in lives), default=0) // LEAST_PART
     large = [life for life in lives if life.size_bytes > least]
     return height_of(large) - _most_live(large)
+
+
+def stack_bytes(buffers: Buffers, stacks: Sequence[Sequence[int]]) -> int:
+    """Return how much higher the peak is if each stack is there from the first to the last use of any of its slices."""
+    group = {buffers.of[value]: n for n, stack in enumerate(stacks) for value in stack if value in buffers.of}
+    first: dict[int, int] = {}
+    last: dict[int, int] = {}
+    for at, change in enumerate(buffers.changes):
+        if (n := group.get(change.buffer)) is not None:
+            first.setdefault(n, at)
+            last[n] = at
+    ends: list[tuple[int, int]] = []
+    for at, change in enumerate(buffers.changes):
+        n = group.get(change.buffer)
+        moved = at if n is None else first[n] if change.size_bytes > 0 else last[n]
+        ends.append((moved, change.size_bytes))
+    level = most = 0
+    for _, size_bytes in sorted(ends, key=lambda end: end[0]):
+        level += size_bytes
+        most = max(most, level)
+    return max(0, most - buffers.peak_bytes)
 
 
 def height_of(lives: Sequence[BufferLife]) -> int:

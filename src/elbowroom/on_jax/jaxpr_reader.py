@@ -1,8 +1,9 @@
 """Jaxpr reader: a jaxpr becomes a `FlatStep`. Calls are opened, views are left out, loops become one line each.
 
 A reshape, a name and a barrier make no bytes. A broadcast takes memory only where a line cannot compute it as it reads
-(flat_step.py). A loop holds its stacked results, and the most that one turn of its body holds. A branch holds the most
-of its branches. An array in the host's memory takes none of the device's.
+(flat_step.py). A scan of few turns, as over layers, is read turn by turn, so that a plan can tell its layers apart.
+Any other loop holds its stacked results, and the most that one turn of its body holds. A branch holds the most of its
+branches. An array in the host's memory takes none of the device's.
 """
 
 from __future__ import annotations
@@ -14,13 +15,17 @@ from math import prod
 from pathlib import Path
 from typing import Any
 
-from elbowroom.on_jax.array_shards import ShardedShape, gathered_elements, result_pieces, whole
+from elbowroom.on_jax.array_shards import ShardedShape, exchanged_elements, result_pieces, whole
 from elbowroom.on_jax.flat_step import FlatInput, FlatLine, FlatStep, FlatValue, LineKind, buffers_of, without_dead
 from elbowroom.on_jax.primitive_kinds import ELEMENTWISE, IN_CALLS, SPREADS, UPDATES, VIEWS, scratch_elements, work_of
 from elbowroom.trace import Phase
 
 KEY_BYTES = 8
 """Bytes of a random key of JAX's default generator: two numbers of 32 bits."""
+
+
+MOST_TURNS = 96
+"""Turns of a scan that is read turn by turn: layers of a model are fewer, steps in time often more."""
 
 
 @dataclass
@@ -32,12 +37,20 @@ class ProgramParts:
         shards: shape and pieces of each.
         keys: what a policy of `jax.checkpoint` can tell of a value, by value.
         remarks: what was not known.
+        stacks: slices of each array that a scan stacks, by the array.
+        seeds: broadcasts that backward begins with, outside checkpoints.
+        exchanged: bytes that devices gather or sum of an array, by the array.
+        depth: how many checkpoints of backward are being read, one in the other.
     """
 
     values: list[FlatValue] = field(default_factory=list[FlatValue])
     shards: list[ShardedShape] = field(default_factory=list[ShardedShape])
     keys: dict[int, str] = field(default_factory=dict[int, str])
     remarks: Counter[str] = field(default_factory=Counter[str])
+    stacks: dict[int, tuple[int | None, ...]] = field(default_factory=dict[int, tuple[int | None, ...]])
+    seeds: set[int] = field(default_factory=set[int])
+    exchanged: dict[int, int] = field(default_factory=dict[int, int])
+    depth: int = 0
 
     def new(self, aval: Any, pieces: tuple[int, ...] | None = None, spread_of: tuple[int, ...] | None = None) -> int:
         """Add an array; returns its number."""
@@ -85,6 +98,9 @@ def read_jaxpr(closed: Any, pieces: Sequence[tuple[int, ...] | None], inputs: Se
         outputs=results,
         keys=parts.keys,
         remarks=tuple(parts.remarks.items()),
+        stacks=tuple(tuple(n for n in slices if n is not None) for slices in parts.stacks.values()),
+        seeds=frozenset(parts.seeds),
+        exchanged_bytes=sum(parts.exchanged.values()),
     )
     return without_dead(step)
 
@@ -109,15 +125,24 @@ class JaxprReader:
         name = eqn.primitive.name
         scope = f"{scope}/{eqn.source_info.name_stack}"
         if name in IN_CALLS and (inner := _body(eqn)) is not None and len(inner.jaxpr.invars) == len(given):
-            consts = [self._parts.new(var.aval) for var in inner.jaxpr.constvars]
-            return self.read(inner.jaxpr, given, consts, scope)
+            return self._call(inner, given, scope, bool(eqn.params.get("differentiated")))
         if name in VIEWS and all(number is not None for number in given):
             return self._view(eqn, given)
         if name == "broadcast_in_dim" and eqn.invars and _elements(eqn.invars[0]) == _elements(eqn.outvars[0]):
             return self._view(eqn, given)
+        if name == "scan" and eqn.params["length"] <= MOST_TURNS:
+            return self._turns(eqn, given, scope)
         if name in ("scan", "while", "cond"):
             return self._loop(eqn, given, scope)
         return self._line(eqn, given, scope)
+
+    def _call(self, inner: Any, given: list[int | None], scope: str, again: bool) -> list[int | None]:
+        """Read the lines of a call; `again` is whether it is a checkpoint in backward."""
+        consts = [self._parts.new(var.aval) for var in inner.jaxpr.constvars]
+        self._parts.depth += again
+        found = self.read(inner.jaxpr, given, consts, scope)
+        self._parts.depth -= again
+        return found
 
     def _view(self, eqn: Any, given: list[int | None]) -> list[int | None]:
         """A view has the bytes of its operand; a name gives it a key."""
@@ -138,7 +163,7 @@ class JaxprReader:
         """Add a line for a primitive; returns what it makes."""
         name, reads = eqn.primitive.name, [number for number in given if number is not None]
         kind = _kind(name)
-        operands = [self._shards_of(var, number) for var, number in zip(eqn.invars, given, strict=True)]
+        operands = self._operands(eqn, given, kind)
         spread = self._spread(name, eqn, reads)
         made: list[int] = []
         for var in eqn.outvars:
@@ -146,9 +171,11 @@ class JaxprReader:
             made.append(self._parts.new(var.aval, pieces, spread))
             self._parts.keys[made[-1]] = policy_key(name, [v.aval for v in eqn.invars], eqn.params)
         if spread is not None:
+            if phase_of(scope) == "backward" and not self._parts.depth:
+                self._parts.seeds.update(made)
             return list(made)
         item_bytes = _item_bytes(eqn.outvars[0].aval.dtype) if eqn.outvars else 1
-        more = gathered_elements(name, operands, eqn.params) + scratch_elements(eqn)
+        self._exchanges(eqn, given, made, operands)
         own = sum(self._parts.values[number].size_bytes for number in (*reads, *made))
         devices = max(1, max((prod(each.pieces) for each in operands), default=1))
         flops, moved_bytes = work or (work_of(eqn) // devices, own)
@@ -160,13 +187,30 @@ class JaxprReader:
                 reads=tuple(reads),
                 makes=tuple(made),
                 kind=kind,
-                scratch_bytes=scratch_bytes + more * item_bytes,
+                scratch_bytes=scratch_bytes + scratch_elements(eqn) * item_bytes,
                 flops=flops,
                 moved_bytes=moved_bytes,
                 source_line=source_line(eqn),
+                again=self._parts.depth > 0,
             )
         )
         return list(made)
+
+    def _exchanges(self, eqn: Any, given: list[int | None], made: list[int], operands: list[ShardedShape]) -> None:
+        """Note what devices gather of operands, and sum of results: XLA may hold it from the first to the last use."""
+        if eqn.primitive.name == "dot_general" and made:
+            item_bytes = _item_bytes(eqn.outvars[0].aval.dtype)
+            found = exchanged_elements("dot_general", operands, self._parts.shards[made[0]], eqn.params)
+            for number, elements in zip((*given, made[0]), found, strict=True):
+                if elements and number is not None:
+                    most = max(elements * item_bytes, self._parts.exchanged.get(number, 0))
+                    self._parts.exchanged[number] = most
+
+    def _operands(self, eqn: Any, given: list[int | None], kind: LineKind) -> list[ShardedShape]:
+        """Return how operands are cut. Broadcasts do not count in an elementwise line: they are cut as the others are."""
+        both = list(zip(eqn.invars, given, strict=True))
+        real = [(v, n) for v, n in both if n is not None and self._parts.values[n].spread_of is None]
+        return [self._shards_of(var, number) for var, number in (real if kind == "elementwise" and real else both)]
 
     def _shards_of(self, var: Any, number: int | None) -> ShardedShape:
         """Return how an operand is cut; a view of an array that is not cut has another shape than the array."""
@@ -183,6 +227,66 @@ class JaxprReader:
         if name in ELEMENTWISE and spread and not others and len(eqn.outvars) == 1:
             return tuple(reads)
         return None
+
+    def _turns(self, eqn: Any, given: list[int | None], scope: str) -> list[int | None]:
+        """Read a scan turn by turn. Stacked results are views of what the turns make."""
+        params, body = eqn.params, eqn.params["jaxpr"]
+        held, length = params["num_consts"], params["length"]
+        consts, carried = given[:held], given[held : held + params["num_carry"]]
+        own = [self._parts.new(var.aval) for var in body.jaxpr.constvars]
+        stacked = range(held + params["num_carry"], len(given))
+        stacks = [[None] * length for _ in eqn.outvars[params["num_carry"] :]]
+        stacks = [list[int | None](stack) for stack in stacks]
+        for turn in reversed(range(length)) if params["reverse"] else range(length):
+            slices = [self._slice(eqn.invars[n], given[n], body.jaxpr.invars[n], turn, scope) for n in stacked]
+            inputs = [*consts, *carried, *slices]
+            outputs = self.read(body.jaxpr, inputs, own, f"{scope}/{eqn.source_info.name_stack}")
+            carried = outputs[: params["num_carry"]]
+            for stack, var, value in zip(stacks, body.jaxpr.outvars[len(carried) :], outputs[len(carried) :], strict=True):
+                # what a turn was given is copied to the stack
+                stack[turn] = self._copy(var, value, scope) if value in inputs or value in stack else value
+        return [*carried, *map(self._stack, eqn.outvars[params["num_carry"] :], stacks)]
+
+    def _slice(self, whole_var: Any, number: int | None, var: Any, turn: int, scope: str) -> int | None:
+        """Return one turn's slice of an array: one that a scan made, or a copy."""
+        if number is None:
+            return None
+        known = self._parts.stacks.get(number)
+        if known is not None and self._parts.shards[number].shape == tuple(whole_var.aval.shape):
+            return known[turn]
+        pieces = self._parts.shards[number].pieces[1:]
+        cut = pieces if len(pieces) == len(var.aval.shape) else (1,) * len(var.aval.shape)
+        return self._copied("dynamic_slice", var, number, cut, scope)
+
+    def _copy(self, var: Any, value: int | None, scope: str) -> int | None:
+        return None if value is None else self._copied("copy", var, value, self._parts.shards[value].pieces, scope)
+
+    def _copied(self, name: str, var: Any, number: int, pieces: tuple[int, ...], scope: str) -> int:
+        fitting = pieces if len(pieces) == len(var.aval.shape) else (1,) * len(var.aval.shape)
+        made = self._parts.new(var.aval, fitting)
+        moved_bytes = 2 * self._parts.values[made].size_bytes
+        self.lines.append(
+            FlatLine(
+                name=name,
+                module=module_of(scope),
+                phase=phase_of(scope),
+                reads=(number,),
+                makes=(made,),
+                moved_bytes=moved_bytes,
+                again=self._parts.depth > 0,
+            )
+        )
+        return made
+
+    def _stack(self, var: Any, slices: list[int | None]) -> int | None:
+        """Return the view that stacks what the turns made."""
+        made = tuple(number for number in slices if number is not None)
+        cuts = {self._parts.shards[number].pieces for number in made}
+        shape = tuple(var.aval.shape)
+        pieces = (1, *cuts.pop()) if len(cuts) == 1 else (1,) * len(shape)
+        found = self._parts.new(var.aval, pieces if len(pieces) == len(shape) else None, spread_of=made)
+        self._parts.stacks[found] = tuple(slices)
+        return found
 
     def _loop(self, eqn: Any, given: list[int | None], scope: str) -> list[int | None]:
         """Add one line for a loop or branches."""
