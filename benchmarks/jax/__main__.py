@@ -7,7 +7,6 @@ python -m benchmarks.jax --table    # only the page
 from __future__ import annotations
 
 import argparse
-import datetime
 import json
 import os
 import subprocess
@@ -15,7 +14,7 @@ import sys
 from importlib import metadata
 from typing import Any
 
-from benchmarks.results import RESULTS, ROOT, commit, machine_name, newest_results, result_path, write_between, write_result
+from benchmarks.results import RESULTS, ROOT, commit, newest_results, result_path, write_between, write_result
 from elbowroom.units import format_bytes
 
 CASE = "jax"
@@ -42,8 +41,7 @@ def main() -> None:
     if not chosen.table:
         found = {group: _in_process(group, flags) for group, flags in FLAGS.items()}
         versions = {name: metadata.version(name) for name in PACKAGES}
-        path = result_path(CASE, machine_name(), f"{datetime.date.today():%Y%m%d}")
-        write_result(path, {"case": CASE, "commit": commit(), "versions": versions, **found})
+        write_result(result_path(RESULTS, CASE), {"case": CASE, "commit": commit(), "versions": versions, **found})
     result = newest_results(RESULTS)[CASE]
     for name, table in (("models", models_table), ("sharded", sharded_table), ("policies", policies_table)):
         write_between(PAGE, f"<!-- table: {name} -->", f"<!-- end of table: {name} -->", table(result))
@@ -101,7 +99,16 @@ def sharded_table(result: dict[str, Any]) -> str:
 
 def policies_table(result: dict[str, Any]) -> str:
     """The policies as Markdown."""
-    heads = ("means", "budget", "plan", "policy", "estimate with it", "XLA, fused", "pinned_host in CUDA's program", "bits")
+    heads = (
+        "means",
+        "budget",
+        "plan",
+        "policy",
+        "estimate with it",
+        "XLA, fused",
+        "pinned_host in CUDA's program",
+        "bits",
+    )
     lines = [f"| {' | '.join(heads)} |", f"|{'---|' * len(heads)}"]
     for row in result["policies"]:
         sizes = [format_bytes(row["estimate_bytes"]), format_bytes(row["xla_bytes"])]
@@ -118,7 +125,7 @@ def policies_table(result: dict[str, Any]) -> str:
 
 def _source(result: dict[str, Any]) -> str:
     versions = ", ".join(f"{name} {version}" for name, version in result["versions"].items() if name != "elbowroom")
-    return f"<sub>{versions}; {result['file']}</sub>" if "file" in result else f"<sub>{versions}</sub>"
+    return f"<sub>{versions}; benchmarks/results/{result['file']}</sub>"
 
 
 if __name__ == "__main__":

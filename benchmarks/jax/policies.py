@@ -18,7 +18,11 @@ from elbowroom.planners import Means
 
 LAYERS, WIDTH, ROWS = 8, 256, 2048
 GPU = "rtx3060"
-PLANS: tuple[tuple[float, tuple[Means, ...]], ...] = ((0.8, ("swap",)), (0.6, ("recompute",)), (0.4, ("swap", "recompute")))
+PLANS: tuple[tuple[float, tuple[Means, ...]], ...] = (
+    (0.8, ("swap",)),
+    (0.6, ("recompute",)),
+    (0.4, ("swap", "recompute")),
+)
 """Parts of what keeping everything takes, each with the means of the plan."""
 FIELDS = ("argument_size_in_bytes", "output_size_in_bytes", "temp_size_in_bytes")
 

@@ -21,9 +21,7 @@ DEFAULT_GPU = "a100-40gb"
 """GPU whose rates give the times of ops, if none is named."""
 
 
-def capture_jax(
-    step: Callable[..., Any], *args: Any, machine: str | Machine = DEFAULT_GPU, **kwargs: Any
-) -> Trace:
+def capture_jax(step: Callable[..., Any], *args: Any, machine: str | Machine = DEFAULT_GPU, **kwargs: Any) -> Trace:
     """Make a trace of a training step of JAX. Nothing is computed: arguments may be `jax.ShapeDtypeStruct`.
 
     The memory of the trace is an upper bound: XLA fuses ops, and then holds less. docs/jax.md compares both.

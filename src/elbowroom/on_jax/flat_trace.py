@@ -10,7 +10,16 @@ from collections import Counter
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 
-from elbowroom.on_jax.flat_step import Buffers, Change, FlatLine, FlatStep, bases, buffers_of, output_by_output, recomputed_late
+from elbowroom.on_jax.flat_step import (
+    Buffers,
+    Change,
+    FlatLine,
+    FlatStep,
+    bases,
+    buffers_of,
+    output_by_output,
+    recomputed_late,
+)
 from elbowroom.on_jax.heap_gaps import gap_bytes, stack_bytes
 from elbowroom.trace import Category, Event, Op, Remark, Save, Step, Storage, Trace
 

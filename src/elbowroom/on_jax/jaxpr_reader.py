@@ -242,7 +242,9 @@ class JaxprReader:
             inputs = [*consts, *carried, *slices]
             outputs = self.read(body.jaxpr, inputs, own, f"{scope}/{eqn.source_info.name_stack}")
             carried = outputs[: params["num_carry"]]
-            for stack, var, value in zip(stacks, body.jaxpr.outvars[len(carried) :], outputs[len(carried) :], strict=True):
+            for stack, var, value in zip(
+                stacks, body.jaxpr.outvars[len(carried) :], outputs[len(carried) :], strict=True
+            ):
                 # what a turn was given is copied to the stack
                 stack[turn] = self._copy(var, value, scope) if value in inputs or value in stack else value
         return [*carried, *map(self._stack, eqn.outvars[params["num_carry"] :], stacks)]

@@ -167,7 +167,8 @@ def _by_structure(args: Any, outputs: Any, avals: list[Any], results: list[Any],
             own, theirs = [_kind_of(a) for a in avals[start:end]], [_kind_of(r) for r in results[low:high]]
             if other.num_leaves == structure.num_leaves and own == theirs and taken.isdisjoint(range(low, high)):
                 found[start:end] = [
-                    kept if kept is not None else at for kept, at in zip(found[start:end], range(low, high), strict=True)
+                    kept if kept is not None else at
+                    for kept, at in zip(found[start:end], range(low, high), strict=True)
                 ]
                 taken.update(range(low, high))
                 break
