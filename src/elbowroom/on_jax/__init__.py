@@ -51,8 +51,8 @@ def policy(plan: Plan) -> PlanPolicy:
 
         loss = jax.checkpoint(loss, policy=er.policy(plan))
 
-    Values that `jax.ad_checkpoint.checkpoint_name` names are told by their names, others by their primitive and the
-    shapes that it reads. What a policy cannot tell apart is treated alike: if the plan recomputes one, all are
+    Values that `jax.ad_checkpoint.checkpoint_name` names are known by their names, others by their primitive and
+    the shapes that it reads. What a policy cannot distinguish is treated alike: if the plan recomputes one, all are
     recomputed; if it swaps one, all are offloaded.
 
     Args:

@@ -10,9 +10,9 @@ from collections.abc import Mapping
 from functools import cache
 from typing import Any, Literal, final
 
-import jax
-from jax import checkpoint_policies
-from jax.ad_checkpoint import checkpoint_name
+import jax  # pyright: ignore[reportMissingImports]
+from jax import checkpoint_policies  # pyright: ignore[reportMissingImports]
+from jax.ad_checkpoint import checkpoint_name  # pyright: ignore[reportMissingImports]
 
 from elbowroom.errors import UsageError
 from elbowroom.on_jax.flat_trace import JaxCapture
@@ -76,7 +76,7 @@ class PlanPolicy:
 
 @cache
 def _name_primitive() -> Any:
-    """Return the primitive of `checkpoint_name`, which JAX's policies know by identity and its modules do not export."""
+    """Return the primitive of `checkpoint_name`: JAX's policies know it by identity, and no module exports it."""
     return jax.make_jaxpr(lambda x: checkpoint_name(x, _BY_NAME))(0.0).jaxpr.eqns[0].primitive
 
 
@@ -94,7 +94,7 @@ def policy_of(plan: Plan) -> PlanPolicy:
 
 
 def decisions_of(plan: Plan, capture: JaxCapture) -> dict[str, Decision]:
-    """Return what becomes of each key: recomputed if the plan recomputes one of its storages, else offloaded, else kept."""
+    """Return what becomes of each key: a recompute of one of its storages goes before a swap, a swap before keeping."""
     swapped = {swap.storage for swap in plan.swaps}
     recomputed = {storage for each in plan.recomputes for storage in each.storages}
     found: dict[str, Decision] = {}

@@ -1,8 +1,8 @@
 """Flat step: what a training step of JAX computes, line by line, without calls and without JAX's own types.
 
 Computes: the order of its allocations and frees, and the most bytes that are live.
-Reference: XLA's buffer assignment (xla/service/buffer_assignment.h) for what shares a buffer: an output that may alias a
-donated argument, and an elementwise op that writes over an operand nothing needs any more.
+Reference: XLA's buffer assignment (xla/service/buffer_assignment.h) for what shares a buffer: an output that may alias
+a donated argument, and an elementwise op that writes over an operand nothing needs any more.
 Ignores: fusion. XLA computes short chains again in place of keeping them, so a program of it holds less. Lines run in
 the order of the program; those after the last backward line run output by output, as XLA's scheduler prefers.
 Cost: linear in the lines.

@@ -47,7 +47,7 @@ def traced(step: FlatStep, durations_ns: Sequence[int], device: str, version: st
     """Return the trace of a step.
 
     Args:
-        step: the step, with its phases told by `with_phases`.
+        step: the step, as `with_phases` returns it.
         durations_ns: time of each line.
         device: device of the trace.
         version: version of JAX, such as "jax 0.10.2".
@@ -83,8 +83,10 @@ def with_phases(step: FlatStep) -> FlatStep:
 
 
 def _with_heap(step: FlatStep, buffers: Buffers) -> Buffers:
-    """Add what XLA's block of buffers may have besides: gaps, whole stacks, what devices
-    exchange, and one more buffer, as XLA has an order of its own."""
+    """Add what XLA's block of buffers may have besides the live ones.
+
+    These are gaps, whole stacks, what devices exchange, and one more buffer, as XLA has an order of its own.
+    """
     outside = {each.value for each in step.inputs} | {buffers.of[v] for v in step.outputs if v in buffers.of}
     most = max((size for buffer, size in buffers.sizes.items() if buffer >= 0 and buffer not in outside), default=0)
     gaps = gap_bytes(buffers.changes, frozenset(outside)) + stack_bytes(buffers, step.stacks)

@@ -6,7 +6,7 @@ from collections import OrderedDict
 from collections.abc import Callable, Sequence
 from typing import Any
 
-import jax
+import jax  # pyright: ignore[reportMissingImports]
 
 from elbowroom.capture.durations.costs import duration_ns
 from elbowroom.capture.durations.op_line import OpLine

@@ -1,4 +1,4 @@
-"""Jaxpr reader: a jaxpr becomes a `FlatStep`. Calls are opened, views are left out, loops become one line each.
+"""Jaxpr reader: a jaxpr becomes a `FlatStep`. Calls are opened, views left out, long loops are one line.
 
 A reshape, a name and a barrier make no bytes. A broadcast takes memory only where a line cannot compute it as it reads
 (flat_step.py). A scan of few turns, as over layers, is read turn by turn, so that a plan can tell its layers apart.
@@ -151,7 +151,7 @@ class JaxprReader:
         if len(given) == 1 and given[0] is not None:
             at, shape = self._parts.shards[given[0]], tuple(eqn.outvars[0].aval.shape)
             if at.shape != shape and max(at.pieces, default=1) > 1:
-                # the same bytes in another shape: only the pieces of its dimensions are told anew
+                # the same bytes in another shape, whose dimensions are cut otherwise
                 pieces = result_pieces(eqn.primitive.name, [at], shape, eqn.params)
                 view = self._parts.new(eqn.outvars[0].aval, pieces, spread_of=(given[0],))
                 return [view] if self._parts.values[view].size_bytes else [given[0]]
@@ -207,7 +207,7 @@ class JaxprReader:
                     self._parts.exchanged[number] = most
 
     def _operands(self, eqn: Any, given: list[int | None], kind: LineKind) -> list[ShardedShape]:
-        """Return how operands are cut. Broadcasts do not count in an elementwise line: they are cut as the others are."""
+        """Return how operands are cut. An elementwise line cuts broadcasts as the others."""
         both = list(zip(eqn.invars, given, strict=True))
         real = [(v, n) for v, n in both if n is not None and self._parts.values[n].spread_of is None]
         return [self._shards_of(var, number) for var, number in (real if kind == "elementwise" and real else both)]

@@ -6,8 +6,13 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-import jax
-from jax.tree_util import keystr, tree_flatten, tree_flatten_with_path, tree_structure
+import jax  # pyright: ignore[reportMissingImports]
+from jax.tree_util import (  # pyright: ignore[reportMissingImports]
+    keystr,
+    tree_flatten,
+    tree_flatten_with_path,
+    tree_structure,
+)
 
 from elbowroom.errors import CaptureError, UsageError
 from elbowroom.on_jax.flat_step import FlatInput
@@ -46,8 +51,8 @@ def traced_step(step: Callable[..., Any], args: Sequence[Any], kwargs: dict[str,
         return _of_jitted(step, args, kwargs) if _is_jitted(step) else _of_function(step, args, kwargs)
     except (TypeError, ValueError, jax.errors.JAXTypeError) as problem:
         raise CaptureError(
-            f"capture_jax: JAX cannot trace the step: {type(problem).__name__}: {str(problem).splitlines()[0]}; allowed "
-            "is what jax.jit takes; call the step once with these arguments, or make those static that are no arrays"
+            f"capture_jax: JAX cannot trace the step: {type(problem).__name__}: {str(problem).splitlines()[0]}; "
+            "allowed is what jax.jit takes; call the step once with these arguments, and make static what is no array"
         ) from problem
 
 

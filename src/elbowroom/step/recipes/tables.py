@@ -127,8 +127,8 @@ COLLECTIVE = ("c10d", "_c10d_functional", "_c10d_functional_autograd", "symm_mem
 """Namespaces of ops in which several processes take part."""
 
 KNOWN = ("aten", "jax", "prims", "torchvision")
-"""Namespaces whose ops are described by these tables. An op without a namespace is one of a trace made by hand. Those of
-JAX are functions of their operands, random keys included, and `jax.checkpoint` itself runs them again."""
+"""Namespaces whose ops are described by these tables. An op without a namespace is one of a trace made by hand.
+Those of JAX are functions of their operands, random keys included, and `jax.checkpoint` itself runs them again."""
 
 
 def refused(name: str) -> str | None:
