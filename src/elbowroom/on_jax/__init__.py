@@ -73,5 +73,6 @@ def policy(plan: Plan) -> PlanPolicy:
 def _need_jax(caller: str) -> None:
     if find_spec("jax") is None:
         raise UsageError(
-            f"{caller}: JAX is not installed; allowed is JAX 0.10 or newer; install it with pip install 'elbowroom[jax]'"
+            f"{caller}: JAX is not installed; allowed is JAX 0.10 or newer; "
+            "install it with pip install 'elbowroom[jax]'"
         )

@@ -78,8 +78,8 @@ def with_phases(step: FlatStep) -> FlatStep:
     """Tell lines of no gradient apart: before the end of backward they are of forward, after it of the optimizer."""
     backward = [number for number, line in enumerate(step.lines) if line.phase == "backward"]
     end = backward[-1] + 1 if backward else len(step.lines)
-    told = [_told(line, number < end) for number, line in enumerate(step.lines)]
-    return output_by_output(recomputed_late(replace(step, lines=tuple(told))), end)
+    lines = [_with_phase(line, number < end) for number, line in enumerate(step.lines)]
+    return output_by_output(recomputed_late(replace(step, lines=tuple(lines))), end)
 
 
 def _with_heap(step: FlatStep, buffers: Buffers) -> Buffers:
@@ -97,7 +97,7 @@ def _with_heap(step: FlatStep, buffers: Buffers) -> Buffers:
     return Buffers(of=buffers.of, sizes=sizes, changes=(Change(-1, HEAP, more), *buffers.changes))
 
 
-def _told(line: FlatLine, before_end: bool) -> FlatLine:
+def _with_phase(line: FlatLine, before_end: bool) -> FlatLine:
     if before_end:
         return replace(line, phase="forward") if line.phase == "other" else line
     return replace(line, phase="optimizer")

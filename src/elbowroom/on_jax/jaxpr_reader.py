@@ -3,7 +3,7 @@
 A reshape, a name and a barrier make no bytes. A broadcast takes memory only where a line cannot compute it as it reads
 (flat_step.py). A scan of few turns, as over layers, is read turn by turn, so that a plan can tell its layers apart.
 Any other loop holds its stacked results, and the most that one turn of its body holds. A branch holds the most of its
-branches. An array in the host's memory takes none of the device's.
+branches. An array in the host's memory takes no memory of the device.
 """
 
 from __future__ import annotations
