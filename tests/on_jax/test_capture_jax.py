@@ -3,18 +3,20 @@
 from __future__ import annotations
 
 import os
+from typing import Any
 
 import pytest
 
 os.environ.setdefault("XLA_FLAGS", "--xla_force_host_platform_device_count=8 --xla_cpu_experimental_ynn_fusion_type=")
 jax = pytest.importorskip("jax", reason="needs the extra jax: make test-jax")
 
-import jax.numpy as jnp  # noqa: E402
+import jax.numpy as jnp  # noqa: E402  # pyright: ignore[reportMissingImports]
 
 import elbowroom as er  # noqa: E402
 from benchmarks.jax.models import CASES  # noqa: E402
 from benchmarks.jax.policies import case_with, loss_with, xla_bytes  # noqa: E402
 from benchmarks.jax.sharded import SHARDED  # noqa: E402
+from elbowroom.planners import Means  # noqa: E402
 
 MACHINE = er.Machine.of("rtx3060")
 QUICK = ("MLP, Flax", "GPT by scan with remat, Flax", "GRU by scan, Equinox", "LSTM by scan, Haiku")
@@ -45,7 +47,7 @@ def test_arguments_may_be_shapes_and_the_trace_is_the_same() -> None:
 
 
 def test_arguments_that_are_not_donated_are_there_twice() -> None:
-    def step(w: jax.Array, x: jax.Array) -> jax.Array:
+    def step(w: Any, x: Any) -> Any:
         return w - 0.1 * jax.grad(lambda w: jnp.sum((x @ w) ** 2))(w)
 
     shapes = jax.ShapeDtypeStruct((256, 256), jnp.float32), jax.ShapeDtypeStruct((8, 256), jnp.float32)
@@ -57,7 +59,7 @@ def test_arguments_that_are_not_donated_are_there_twice() -> None:
 
 
 def test_a_plain_function_is_captured_as_a_jitted_one() -> None:
-    def step(w: jax.Array, x: jax.Array) -> jax.Array:
+    def step(w: Any, x: Any) -> Any:
         return w - 0.1 * jax.grad(lambda w: jnp.sum((x @ w) ** 2))(w)
 
     shapes = jax.ShapeDtypeStruct((64, 64), jnp.float32), jax.ShapeDtypeStruct((8, 64), jnp.float32)
@@ -67,7 +69,7 @@ def test_a_plain_function_is_captured_as_a_jitted_one() -> None:
 
 
 @pytest.mark.parametrize("means", ["swap", "recompute"])
-def test_a_policy_of_a_plan_keeps_the_bits_and_takes_less(means: er.planners.Means) -> None:
+def test_a_policy_of_a_plan_keeps_the_bits_and_takes_less(means: Means) -> None:
     plain = case_with(None)
     trace = er.capture_jax(plain.step, *plain.arguments, machine=MACHINE)
     most = er.simulate(trace, MACHINE).peak_allocated_bytes
@@ -84,7 +86,7 @@ def test_a_policy_of_a_plan_keeps_the_bits_and_takes_less(means: er.planners.Mea
 
 
 def test_a_policy_with_swaps_annotates_the_program_of_cuda_with_pinned_host() -> None:
-    from jax import export
+    from jax import export  # pyright: ignore[reportMissingImports]
 
     plain = case_with(None)
     trace = er.capture_jax(plain.step, *plain.arguments, machine=MACHINE)
@@ -109,4 +111,4 @@ def test_a_step_that_jax_cannot_trace_is_an_error_with_its_reason() -> None:
     with pytest.raises(er.CaptureError, match=r"JAX cannot trace the step: .*make static what is no array"):
         er.capture_jax(jax.jit(lambda x: x if x > 0 else -x), jnp.ones(()))
     with pytest.raises(er.UsageError, match="allowed is a function, jitted or not"):
-        er.capture_jax(3)
+        er.capture_jax(3)  # pyright: ignore[reportArgumentType]

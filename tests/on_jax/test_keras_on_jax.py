@@ -10,7 +10,7 @@ os.environ.setdefault("KERAS_BACKEND", "jax")
 jax = pytest.importorskip("jax", reason="needs the extra jax: make test-jax")
 keras = pytest.importorskip("keras", reason="needs Keras: make test-jax")
 
-import jax.numpy as jnp  # noqa: E402
+import jax.numpy as jnp  # noqa: E402  # pyright: ignore[reportMissingImports]
 
 import elbowroom as er  # noqa: E402
 from benchmarks.jax.models import JaxCase  # noqa: E402
