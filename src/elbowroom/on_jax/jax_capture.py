@@ -10,6 +10,7 @@ import jax  # pyright: ignore[reportMissingImports]
 
 from elbowroom.capture.durations.costs import duration_ns
 from elbowroom.capture.durations.op_line import OpLine
+from elbowroom.errors import CaptureError
 from elbowroom.machine import Machine
 from elbowroom.on_jax.flat_step import FlatLine, FlatStep
 from elbowroom.on_jax.flat_trace import JaxCapture, traced, with_phases
@@ -26,6 +27,11 @@ _captures: OrderedDict[str, JaxCapture] = OrderedDict()
 def captured(step: Callable[..., Any], args: Sequence[Any], kwargs: dict[str, Any], machine: Machine) -> Trace:
     """Return the trace of a step: see `elbowroom.capture_jax`."""
     flat = flat_step_of(step, args, kwargs)
+    if not flat.lines:
+        raise CaptureError(
+            "capture_jax: given a step that computes nothing of what it returns; allowed is one that returns what it "
+            "updates; return the new parameters"
+        )
     durations = [line_ns(flat, line, machine) for line in flat.lines]
     found = traced(flat, durations, "cuda:0", f"jax {jax.__version__}")
     _captures[found.trace.id] = found
