@@ -8,6 +8,7 @@
 # make test-zoo   a quarter of an hour more: models of MONAI and transformers under elbowroom; ZOO=zoo,timm adds those of timm
 # make test-integrations   ten minutes more: Hugging Face, TRL, Accelerate, Lightning, Keras, skorch, MONAI and Ray
 #              within a budget, each with the bits of plain training; INTEGRATIONS=integrations,fastai adds fastai
+# make test-jax   ten minutes more: steps of JAX, Flax, Equinox, Haiku and Keras beside XLA's memory analysis; 620 MB
 # make docs    the site, in site/; a warning is an error
 # make docs-check     runs every code block of README, docs/json.md, docs/onnx.md and the tutorials and compares what they
 #              print, some minutes; docs/json.md needs jq
@@ -48,7 +49,7 @@ export PYTHONDONTWRITEBYTECODE :=
 BIN := .venv/bin
 STAMP := .venv/installed
 
-.PHONY: docs docs-check wheel-test venv test test-long rig test-rig test-databases test-integrations test-zoo fuzz check demo bench gpu gpu-wheels clean
+.PHONY: docs docs-check wheel-test venv test test-long rig test-rig test-databases test-integrations test-jax test-zoo fuzz check demo bench gpu gpu-wheels clean
 .DEFAULT_GOAL := venv
 
 venv: $(STAMP)
@@ -80,6 +81,10 @@ test-databases: venv
 test-integrations: venv
 	$(BIN)/python -m pip install $(PIP_ARGS) $(if $(TORCH_CONSTRAINT),-c $(TORCH_CONSTRAINT)) -e '.[dev,demo,docs,$(INTEGRATIONS)]'
 	$(BIN)/python -m pytest tests/integrations --timeout 1200 $(PYTEST_ARGS)
+
+test-jax: venv
+	$(BIN)/python -m pip install $(PIP_ARGS) $(if $(TORCH_CONSTRAINT),-c $(TORCH_CONSTRAINT)) -e '.[dev,demo,docs,jax-models]'
+	$(BIN)/python -m pytest tests/on_jax --timeout 1200 $(PYTEST_ARGS)
 
 test-zoo: venv
 	$(BIN)/python -m pip install $(PIP_ARGS) $(if $(TORCH_CONSTRAINT),-c $(TORCH_CONSTRAINT)) -e '.[dev,demo,docs,$(ZOO)]'

@@ -42,6 +42,7 @@ from elbowroom.errors import (
     UsageError,
 )
 from elbowroom.machine import Link, Machine, Rate, Tier
+from elbowroom.on_jax import capture_jax, policy
 from elbowroom.plan import Algorithm, Bound, Plan, Recompute, Swap
 from elbowroom.planners import check, plan
 from elbowroom.report import report
@@ -88,6 +89,7 @@ __all__ = [
     "UsageError",
     "__version__",
     "capture",
+    "capture_jax",
     "capture_script",
     "check",
     "compare",
@@ -95,6 +97,7 @@ __all__ = [
     "largest",
     "layouts",
     "plan",
+    "policy",
     "report",
     "simulate",
     "within",

@@ -298,7 +298,7 @@ class Trace(Filed):
 
     Attributes:
         device: where it ran, such as "cpu".
-        torch_version: version of torch with which it was recorded.
+        torch_version: version of torch with which it was recorded; of a step of JAX such as "jax 0.10.2".
         ops: dispatched calls in order.
         storages: every storage seen, by id.
         events: ordered alloc and free events, requested bytes.
@@ -345,6 +345,11 @@ class Trace(Filed):
             object.__setattr__(self, "_id", hashlib.sha256(encode(self)).hexdigest()[:16])
         return self._id
 
+    @property
+    def made_with(self) -> str:
+        """Library and version that it was recorded with, such as "torch 2.13.0" or "jax 0.10.2"."""
+        return self.torch_version if self.torch_version.startswith("jax ") else f"torch {self.torch_version}"
+
     def source_line(self, op: int) -> str:
         """Return the line of the user's code that an op comes from; "" if it is not known."""
         index = self.op_source_lines[op] if self.op_source_lines and op >= 0 else None
@@ -352,7 +357,7 @@ class Trace(Filed):
 
     def __repr__(self) -> str:
         counts = f"{len(self.steps)} steps, {len(self.ops)} ops, {len(self.storages)} storages, {len(self.saves)} saves"
-        return f"<Trace of {self.device}, torch {self.torch_version}: {counts}>"
+        return f"<Trace of {self.device}, {self.made_with}: {counts}>"
 
     def __post_init__(self) -> None:
         rules.text("Trace.device", self.device)

@@ -13,6 +13,7 @@ from elbowroom import errors
 
 FUNCTIONS = {
     "capture",
+    "capture_jax",
     "capture_script",
     "check",
     "compare",
@@ -20,6 +21,7 @@ FUNCTIONS = {
     "largest",
     "layouts",
     "plan",
+    "policy",
     "report",
     "simulate",
     "within",

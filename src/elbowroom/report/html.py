@@ -151,7 +151,7 @@ def _trace(subject: Subject) -> str:
     if trace is None:
         return ""
     count = trace.steps[-1].end_op - trace.steps[-1].first_op
-    return f"{trace.id}, {count:,} ops a step, torch {trace.torch_version} on {trace.device}"
+    return f"{trace.id}, {count:,} ops a step, {trace.made_with} on {trace.device}"
 
 
 def _tiles(subject: Subject) -> str:

@@ -22,7 +22,7 @@ def _differences(one: Trace, other: Trace) -> Iterator[str]:
     if one.device != other.device:
         yield f"it was recorded on {one.device}, not {other.device}"
     if one.torch_version != other.torch_version:
-        yield f"it was recorded with torch {one.torch_version}, not {other.torch_version}"
+        yield f"it was recorded with {one.made_with}, not {other.torch_version}"
     here, there = one.steps[-1], other.steps[-1]
     yield from _ops(one.ops[here.first_op : here.end_op], other.ops[there.first_op : there.end_op])
     yield from _storages(one.storages, other.storages)
