@@ -96,9 +96,8 @@ def indispensable(problem: Problem, n: Ints, budget_bytes: int) -> Ints:
         n: the states, those that stay last first.
         budget_bytes: allocated bytes that the device may hold; if `n` are not enough for it, all of them are returned.
     """
-    step, away = problem.step, moves_of(problem.step, n, problem.step.first_read[n])
-    left = deciding(problem, n, step.first_read[n])
-    held = need(left.step, moves_on_demand(left.step, movable(left)))
+    away = moves_of(problem.step, n, problem.step.first_read[n])
+    held = _least_needed(problem, n)
     if held.max() > budget_bytes:
         return n
     place = {window: i for i, window in enumerate(listed(away.n))}
@@ -114,17 +113,28 @@ def indispensable(problem: Problem, n: Ints, budget_bytes: int) -> Ints:
     return np.array([window for window in listed(n) if window not in stays], dtype=np.int64)
 
 
+def _least_needed(problem: Problem, n: Ints) -> Ints:
+    """Return per slot the bytes that are held if states `n` and all saves that may be are away, back on demand."""
+    left = deciding(problem, n, problem.step.first_read[n])
+    return need(left.step, moves_on_demand(left.step, movable(left)))
+
+
 def for_free(problem: Problem) -> Problem:
     """Return the problem for the bound: every state on offer is away for free; see Note: [States in the bound]."""
     return replace(problem, step=all_away(problem).step)
 
 
 def sets_of(problem: Problem) -> Iterator[Problem]:
-    """Yield the problem with sets of states away."""
+    """Yield the problem with sets of states away.
+
+    They come back beside the saves that cannot leave. If all saves counted, a full device would have no room for them
+    before their use, and compute would wait for each.
+    """
     n = states_on_offer(problem)
     total = np.cumsum(problem.step.size[n])
     for share in SHARES if len(n) else ():
-        yield placed(problem, n[total <= share * int(total[-1])])
+        chosen = n[total <= share * int(total[-1])]
+        yield placed(problem, chosen, _least_needed(problem, chosen))
 
 
 def placed(problem: Problem, n: Ints, needed: Ints | None = None) -> Problem:
