@@ -36,3 +36,14 @@ def plans_are_waited_for(monkeypatch: pytest.MonkeyPatch) -> None:
     from elbowroom.run import background_planning as beside
 
     monkeypatch.setattr(beside, "PATIENCE_S", 600.0)
+
+
+@pytest.fixture(autouse=True)
+def compiled_code_is_forgotten() -> Iterator[None]:
+    """Parameters stay in a process that has compiled code: the next test is not such a process."""
+    from elbowroom.torch_compat.op_calls import has_compiled
+
+    yield
+    if has_compiled():
+        torch._dynamo.reset()
+        torch._dynamo.utils.counters.clear()

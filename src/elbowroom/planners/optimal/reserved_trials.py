@@ -36,6 +36,8 @@ LIMIT_SHARE = 0.005
 """Share to which the least limit is found."""
 MOST_DRIVEN = 8
 """Trials that are played with waits for the driver, if they may be faster than those without."""
+NEAR = 1.1
+"""Trials with waits are gone on from if they take at most this many times as long as the best one without."""
 DRIVEN_CHANGES = 100
 """Changes to the best of these."""
 MOST_ASKED = 30
@@ -195,15 +197,17 @@ def fastest_within(budget_bytes: int, least_bytes: int, ladder: Ladder, enough_n
     for scale, each in sorted(found, key=_rank):
         if each.trial is None:
             continue
-        if not (each.over_bytes or each.is_driven):  # those that follow are slower, or above the budget
-            best = FittingTrial(found=(each.trial, scale.pool), step_ns=each.trial.cost[0], is_driven=False)
+        if best is not None and (each.over_bytes or each.step_ns > NEAR * best.step_ns):
             break
-        if len(driven) < MOST_DRIVEN and (met := held_within((each.trial, scale.pool), budget_bytes)):
+        if not (each.over_bytes or each.is_driven):  # those that follow are slower, or above the budget
+            best = best or FittingTrial(found=(each.trial, scale.pool), step_ns=each.trial.cost[0], is_driven=False)
+        elif len(driven) < MOST_DRIVEN and (met := held_within((each.trial, scale.pool), budget_bytes)):
             driven.append((met, (scale, each)))
     if driven:
         met, start = min(driven, key=lambda pair: pair[0].step_ns)
-        if best is None or met.step_ns < best.step_ns:
-            best = _driven_less(met, start, budget_bytes, enough_ns)
+        if best is None or met.step_ns < NEAR * best.step_ns:
+            less = _driven_less(met, start, budget_bytes, enough_ns)
+            best = less if best is None or less.step_ns < best.step_ns else best
     return best
 
 

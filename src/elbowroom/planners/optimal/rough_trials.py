@@ -57,11 +57,13 @@ class Search:
 
     Args:
         problem: the problem; frugal algorithms are those for its budget.
+        all_stay: where states come back: as for `sets_of`.
     """
 
-    def __init__(self, problem: Problem) -> None:
+    def __init__(self, problem: Problem, *, all_stay: bool = False) -> None:
         kept = (problem,) if int(problem.step.level.max()) <= problem.budget_bytes else ()
         ways = {way.algorithms: way for way in (fastest(problem), frugal(problem), *kept)}
+        self._all_stay = all_stay
         self._asked, self._sets = problem, len(problem.step.saves) <= MOST_WITH_STATES
         self._pools = [pool_of(way) for way in ways.values()]
 
@@ -116,7 +118,8 @@ class Search:
     def _starts(self, budget_bytes: int, *, few: bool = False) -> list[Start]:
         """Return the choices of the programs, estimated, and the best of them brought within the budget."""
         found = list[Start]()
-        away = sets_of(replace(frugal(self._asked), budget_bytes=budget_bytes)) if self._sets else iter(())
+        asked = replace(frugal(self._asked), budget_bytes=budget_bytes)
+        away = sets_of(asked, all_stay=self._all_stay) if self._sets else iter(())
         for k, pool in enumerate((*self._pools, *map(pool_of, away))):
             scale = Scale(pool.within(budget_bytes))
             weighed = [scale.estimated(choice) for choice in choices_of_programs(scale.pool, few=few or k > 0)]

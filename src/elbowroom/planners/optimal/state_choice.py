@@ -124,17 +124,20 @@ def for_free(problem: Problem) -> Problem:
     return replace(problem, step=all_away(problem).step)
 
 
-def sets_of(problem: Problem) -> Iterator[Problem]:
+def sets_of(problem: Problem, *, all_stay: bool) -> Iterator[Problem]:
     """Yield the problem with sets of states away.
 
-    They come back beside the saves that cannot leave. If all saves counted, a full device would have no room for them
-    before their use, and compute would wait for each.
+    Args:
+        problem: a problem without decided states.
+        all_stay: whether states come back as if all saves stayed, or else as if those alone did that cannot leave. If
+            all stay, a full device has no room for a state before its use, and compute waits for it. Otherwise copies
+            hide, and take room that saves may need.
     """
     n = states_on_offer(problem)
     total = np.cumsum(problem.step.size[n])
     for share in SHARES if len(n) else ():
         chosen = n[total <= share * int(total[-1])]
-        yield placed(problem, chosen, _least_needed(problem, chosen))
+        yield placed(problem, chosen, None if all_stay else _least_needed(problem, chosen))
 
 
 def placed(problem: Problem, n: Ints, needed: Ints | None = None) -> Problem:
