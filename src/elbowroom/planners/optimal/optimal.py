@@ -63,8 +63,9 @@ from elbowroom.planners.problem import Problem, as_plan, movable, peak_of, with_
 FEW_SAVES = 100
 """With fewer saves than this, the baselines are asked for reserved bytes too: it takes little time."""
 FAR = 1.1
-"""If the best trial is above the bound by this factor, states also come back as if all saves stayed (state_choice.py). If it
-still is, the baselines are asked for reserved bytes too."""
+"""If the best trial is above the bound by this factor, the baselines are asked for reserved bytes too."""
+VERY_FAR = 1.5
+"""By this factor, a second search has states come back as if all saves stayed (`sets_of`)."""
 STAYING_OPS = (5, 20, 60, 200, 1000)
 """Numbers of ops up to which what recipes make on their way stays, where all that may be dropped is."""
 MOST_REMADE = 200
@@ -146,7 +147,7 @@ def _reserving(problem: Problem, bound: int, enough_ns: int) -> FittingTrial:
         ladder = Search(_of_large(problem), all_stay=all_stay).annealed_within
         found = fastest_within(budget_bytes, bases[0][0], ladder, enough_ns)
         best = min(filter(None, (best, found)), key=lambda each: each.step_ns, default=None)
-        if best is not None and best.step_ns <= FAR * bound:
+        if best is not None and best.step_ns <= VERY_FAR * bound:
             break
     held = best or next(filter(None, (held_within(found, budget_bytes) for found in frugal)), None)
     if held is None:
