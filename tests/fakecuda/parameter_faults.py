@@ -168,6 +168,7 @@ def kill(folder: str) -> dict[str, Any]:
 
 
 def main() -> None:
+    signal.signal(signal.SIGINT, signal.default_int_handler)  # a process in the background of a shell ignores it
     warnings.simplefilter("ignore")
     trust()
     if sys.argv[1:2] == ["killed"]:
