@@ -41,8 +41,8 @@ from elbowroom.errors import (
     TimeOver,
     UsageError,
 )
+from elbowroom.frameworks.jax import capture_jax, policy
 from elbowroom.machine import Link, Machine, Rate, Tier
-from elbowroom.on_jax import capture_jax, policy
 from elbowroom.plan import Algorithm, Bound, Plan, Recompute, Swap
 from elbowroom.planners import check, plan
 from elbowroom.report import report

@@ -78,17 +78,7 @@ def largest(
     """
     _check(options)
     target = machine if isinstance(machine, Machine) else Machine.of(machine)
-    capture_with = _way_to_capture(setup_of, vary, (lower, upper), target, options)
-
-    def captured(value: int, parts: Mapping[str, Any] | None = None) -> Trace:
-        try:
-            return capture_with(value, parts or {})
-        except CaptureError as problem:
-            raise CaptureError(f"with {vary} = {value}: {problem}", ours=problem.ours) from problem
-
-    parts = parts_for(means_of(options.get("allow")), least_size(target.tiers[0].capacity_bytes))
-    in_parts = partial(captured, parts=parts) if parts["in_parts"] else None
-    tried = TriedValues(captured, target, _way_to_plan(target, options), in_parts)
+    tried = _tried(_way_to_capture(setup_of, vary, (lower, upper), target, options), vary, target, options)
     ends = {"least": lower, "most": upper, "multiple_of": options.get("multiple_of", 1)}
     others = {"same": tried.is_same, "slowdown": tried.slowdown, "watch": options.get("watch")}
     return search(tried.needed_bytes, target.tiers[0].capacity_bytes, **ends, **others)
@@ -190,6 +180,22 @@ def _check(options: Options) -> None:
         raise UsageError(f"largest: given slowdown={slowdown}; allowed is a factor of 1 or more, such as 1.2")
     if options.get("allow") is not None and slowdown is None:
         raise UsageError("largest: given allow without slowdown, and so nothing is planned; give slowdown too")
+
+
+def _tried(
+    capture_with: Callable[[int, Mapping[str, Any]], Trace], vary: str, target: Machine, options: Options
+) -> TriedValues:
+    """Return estimates of a training by the value of `vary`, each made once."""
+
+    def captured(value: int, parts: Mapping[str, Any] | None = None) -> Trace:
+        try:
+            return capture_with(value, parts or {})
+        except CaptureError as problem:
+            raise CaptureError(f"with {vary} = {value}: {problem}", ours=problem.ours) from problem
+
+    parts = parts_for(means_of(options.get("allow")), least_size(target.tiers[0].capacity_bytes))
+    in_parts = partial(captured, parts=parts) if parts["in_parts"] else None
+    return TriedValues(captured, target, _way_to_plan(target, options), in_parts)
 
 
 def _way_to_capture(

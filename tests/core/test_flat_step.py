@@ -7,8 +7,8 @@ from dataclasses import replace
 import pytest
 
 import elbowroom as er
-from elbowroom.on_jax.array_shards import ShardedShape, exchanged_elements, result_pieces, whole
-from elbowroom.on_jax.flat_step import (
+from elbowroom.frameworks.jax.array_shards import ShardedShape, exchanged_elements, result_pieces, whole
+from elbowroom.frameworks.jax.flat_step import (
     Buffers,
     Change,
     FlatInput,
@@ -21,8 +21,8 @@ from elbowroom.on_jax.flat_step import (
     recomputed_late,
     without_dead,
 )
-from elbowroom.on_jax.flat_trace import traced, with_phases
-from elbowroom.on_jax.heap_gaps import BufferLife, gap_bytes, height_of, stack_bytes
+from elbowroom.frameworks.jax.flat_trace import traced, with_phases
+from elbowroom.frameworks.jax.heap_gaps import BufferLife, gap_bytes, height_of, stack_bytes
 from elbowroom.trace import Phase
 
 KIB = 1024
@@ -231,7 +231,7 @@ def test_a_reshape_keeps_how_the_dimensions_before_those_that_change_are_cut() -
 
 
 def test_without_jax_the_error_names_the_extra(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("elbowroom.on_jax.find_spec", lambda _name: None)
+    monkeypatch.setattr("elbowroom.frameworks.jax.find_spec", lambda _name: None)
 
     with pytest.raises(er.UsageError, match=r"pip install 'elbowroom\[jax\]'"):
         er.capture_jax(lambda: None)

@@ -2,12 +2,10 @@
 
 from __future__ import annotations
 
-import os
 from typing import Any
 
 import pytest
 
-os.environ.setdefault("XLA_FLAGS", "--xla_force_host_platform_device_count=8 --xla_cpu_experimental_ynn_fusion_type=")
 jax = pytest.importorskip("jax", reason="needs the extra jax: make test-jax")
 
 import jax.numpy as jnp  # noqa: E402  # pyright: ignore[reportMissingImports]

@@ -2,11 +2,8 @@
 
 from __future__ import annotations
 
-import os
-
 import pytest
 
-os.environ.setdefault("KERAS_BACKEND", "jax")
 jax = pytest.importorskip("jax", reason="needs the extra jax: make test-jax")
 keras = pytest.importorskip("keras", reason="needs Keras: make test-jax")
 

@@ -108,11 +108,11 @@ def _compared(named: dict[str, Record], arguments: argparse.Namespace) -> int:
 
 
 def _check_page(arguments: argparse.Namespace, what: str) -> None:
-    """Refuse a form that a comparison does not have."""
+    """Refuse a form that a comparison of two steps or runs does not have."""
     if arguments.out and not arguments.out.endswith(".html"):
         raise UsageError(
             f"--out: given {arguments.out!r} with two {what} to compare; allowed is a name ending in .html; rename it, "
-            "or give the records of one step"
+            f"or give the records of one {what[:-1]}"
         )
 
 

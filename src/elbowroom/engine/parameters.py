@@ -147,8 +147,7 @@ class Parameters:
 
     def _place(self, known: StepPlan, carried: dict[tuple[int, int], int]) -> None:
         self._away.of_window.clear()
-        left = list(self._away.entries)
-        keep = set(left)
+        keep = dict.fromkeys(self._away.entries)
         for (use, place), n in carried.items():
             refs = self._last[use] if use < len(self._last) else []
             one: Touched = by_key(refs[place : place + 1])
@@ -157,12 +156,13 @@ class Parameters:
                 entry = self._away.entries.get(key)
                 if entry is not None and entry.size_bytes == size_bytes:
                     entry.n, self._away.of_window[n] = n, entry
-                    keep.discard(key)
+                    keep.pop(key, None)
                 elif entry is None and one[key][0].nbytes() == size_bytes and not self._is_held(one, key):
                     self._leave(one[key][0], n, known)
         used = self._used()
         come = [key for key in used if key in keep]  # in the order of their use, so that each start lays them out alike
-        for key in come if self._loading is not None else [*come, *(key for key in left if key in keep - used.keys())]:
+        others = [] if self._loading is not None else [key for key in keep if key not in used]
+        for key in (*come, *others):
             self._arrive(key)
         self._executor.settle()
 

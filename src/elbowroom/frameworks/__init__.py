@@ -1,1 +1,1 @@
-"""Frameworks: models that other frameworks wrote, as trainings of PyTorch here."""
+"""Frameworks: what other frameworks wrote: graphs as trainings of PyTorch, jitted steps of JAX as traces."""

@@ -186,14 +186,19 @@ def gpu_of(
         host_bytes=row.figure("host_bytes", _size, _SIZES) or Figure(ASSUMED_HOST_BYTES, ASSUMED),
         disk_bytes=row.figure("disk_bytes", _size, _SIZES) or Figure(ASSUMED_DISK_BYTES, ASSUMED),
     )
-    if gpu.idle_watts and (gpu.board_watts is None or gpu.idle_watts.value >= gpu.board_watts.value):
-        most = (
-            "given with board_watts" if gpu.board_watts is None else f"less than board_watts, {gpu.board_watts.value}"
-        )
-        row.refuse("idle_watts", gpu.idle_watts.value, most)
+    _check_power(row, gpu)
     if gpu.context_bytes and gpu.context_bytes.value >= gpu.total_bytes.value:
         row.refuse("context_bytes", gpu.context_bytes.value, f"less than total_bytes, which is {gpu.total_bytes.value}")
     return gpu
+
+
+def _check_power(row: _Row, gpu: Gpu) -> None:
+    """Refuse an idle power that is not below the board's."""
+    idle, board = gpu.idle_watts, gpu.board_watts
+    if idle and board is None:
+        row.refuse("idle_watts", idle.value, "given with board_watts")
+    if idle and board and idle.value >= board.value:
+        row.refuse("idle_watts", idle.value, f"less than board_watts, {board.value}")
 
 
 def link_of(where: str, name: str, table: object, sources: Collection[str], source: str = "") -> LinkKind:

@@ -68,7 +68,9 @@ def compare_runs(
     pair = run_comparison.run_pair(run_comparison.runs_of([os.fspath(first), os.fspath(second)]))
     if out is not None:
         if not os.fspath(out).endswith(".html"):
-            raise UsageError(f"compare_runs: given the file {os.fspath(out)!r}; allowed is a name ending in .html")
+            raise UsageError(
+                f"compare_runs: given the file {os.fspath(out)!r}; allowed is a name ending in .html; rename it"
+            )
         write_file(out, run_comparison.runs_page(pair))
     return terminal.plain_text(run_comparison.runs_rendered(pair))
 

@@ -289,10 +289,13 @@ class TrainingRun(RunFigures, Director, Conductor):
     def _on_root(self, module: torch.nn.Module, args: Any) -> None:
         """Begin a step at the first call of an outermost module that trains. See `may_train`."""
         if self._rest.on:
-            if self._rest.in_step or not torch.is_grad_enabled() or not self._may_train(module, args):
+            if self._rest.in_step or not torch.is_grad_enabled():
+                return
+            keywords = keywords_of_call()
+            if not may_train(module, (args, keywords), self.device):
                 return
             self.peers.look()
-            if not self._measure_next and self._rest.meets(module, args, keywords_of_call()):
+            if not self._measure_next and self._rest.meets(module, args, keywords):
                 return
             self._wake()
         if self._optimizer_ran:
@@ -301,13 +304,11 @@ class TrainingRun(RunFigures, Director, Conductor):
             self._ends_unseen()
         if not self._running and not torch.is_grad_enabled():
             self._evaluation_begins()
-        if not self._running and torch.is_grad_enabled() and self._may_train(module, args):
+        if not self._running and torch.is_grad_enabled():
             keywords = keywords_of_call()
-            self._meet(module)
-            self._begin_step(module, signature(module, args, keywords), details(args, keywords))
-
-    def _may_train(self, module: torch.nn.Module, args: Any) -> bool:
-        return may_train(module, (args, keywords_of_call()), self.device)
+            if may_train(module, (args, keywords), self.device):
+                self._meet(module)
+                self._begin_step(module, signature(module, args, keywords), details(args, keywords))
 
     def _evaluation_begins(self) -> None:
         """Make room for a forward without gradients between steps, if memory is short: states leave first."""

@@ -181,9 +181,9 @@ class BoundGraph:
         torch.onnx stores weights of equal numbers once, as those of fresh norms are. Weights that are one in the
         original are embeddings, which a Gather reads.
         """
-        (source, target), place = (node.inputs[0], node.outputs[0]), 0
+        source, target = node.inputs[0], node.outputs[0]
         readers = [(user.op, at) for name in (source, target) for user, at in self._users.get(name, ())]
-        if ("Gather", place) in readers:
+        if ("Gather", 0) in readers:
             return given
         trains = not any(fnmatchcase(target, pattern) for pattern in self.frozen)
         return weight_like(given, given.shape, SOURCES[given]._replace(trains=trains))

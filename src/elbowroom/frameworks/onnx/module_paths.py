@@ -52,7 +52,7 @@ def put(root: nn.Module, path: str, module: nn.Module) -> None:
     above, _, leaf = _joined(path).rpartition(".")
     parent = place_of(root, above)
     name, count = leaf, 1
-    while name in parent._modules or (hasattr(parent, name)):  # noqa: SLF001
+    while hasattr(parent, name):
         count += 1
         name = f"{leaf}_{count}"
     parent.add_module(name, module)

@@ -15,7 +15,7 @@ from jax.tree_util import (  # pyright: ignore[reportMissingImports]
 )
 
 from elbowroom.errors import CaptureError, UsageError
-from elbowroom.on_jax.flat_step import FlatInput
+from elbowroom.frameworks.jax.flat_step import FlatInput
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

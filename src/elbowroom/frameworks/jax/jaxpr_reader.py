@@ -15,9 +15,25 @@ from math import prod
 from pathlib import Path
 from typing import Any
 
-from elbowroom.on_jax.array_shards import ShardedShape, exchanged_elements, result_pieces, whole
-from elbowroom.on_jax.flat_step import FlatInput, FlatLine, FlatStep, FlatValue, LineKind, buffers_of, without_dead
-from elbowroom.on_jax.primitive_kinds import ELEMENTWISE, IN_CALLS, SPREADS, UPDATES, VIEWS, scratch_elements, work_of
+from elbowroom.frameworks.jax.array_shards import ShardedShape, exchanged_elements, result_pieces, whole
+from elbowroom.frameworks.jax.flat_step import (
+    FlatInput,
+    FlatLine,
+    FlatStep,
+    FlatValue,
+    LineKind,
+    buffers_of,
+    without_dead,
+)
+from elbowroom.frameworks.jax.primitive_kinds import (
+    ELEMENTWISE,
+    IN_CALLS,
+    SPREADS,
+    UPDATES,
+    VIEWS,
+    scratch_elements,
+    work_of,
+)
 from elbowroom.trace import Phase
 
 KEY_BYTES = 8

@@ -15,9 +15,9 @@ from jax import checkpoint_policies  # pyright: ignore[reportMissingImports]
 from jax.ad_checkpoint import checkpoint_name  # pyright: ignore[reportMissingImports]
 
 from elbowroom.errors import UsageError
-from elbowroom.on_jax.flat_trace import JaxCapture
-from elbowroom.on_jax.jax_capture import capture_of
-from elbowroom.on_jax.jaxpr_reader import policy_key
+from elbowroom.frameworks.jax.flat_trace import JaxCapture
+from elbowroom.frameworks.jax.jax_capture import capture_of
+from elbowroom.frameworks.jax.jaxpr_reader import policy_key
 from elbowroom.plan import Plan
 
 Decision = Literal["keep", "offload", "recompute"]

@@ -11,11 +11,11 @@ import jax  # pyright: ignore[reportMissingImports]
 from elbowroom.capture.durations.costs import duration_ns
 from elbowroom.capture.durations.op_line import OpLine
 from elbowroom.errors import CaptureError
+from elbowroom.frameworks.jax.flat_step import FlatLine, FlatStep
+from elbowroom.frameworks.jax.flat_trace import JaxCapture, traced, with_phases
+from elbowroom.frameworks.jax.jaxpr_reader import read_jaxpr
+from elbowroom.frameworks.jax.traced_step import traced_step
 from elbowroom.machine import Machine
-from elbowroom.on_jax.flat_step import FlatLine, FlatStep
-from elbowroom.on_jax.flat_trace import JaxCapture, traced, with_phases
-from elbowroom.on_jax.jaxpr_reader import read_jaxpr
-from elbowroom.on_jax.traced_step import traced_step
 from elbowroom.trace import Trace
 
 MOST_CAPTURES = 16

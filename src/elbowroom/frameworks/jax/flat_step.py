@@ -12,6 +12,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field, replace
+from itertools import accumulate
 from typing import Literal, NamedTuple
 
 from elbowroom.trace import Phase
@@ -140,18 +141,17 @@ class Buffers:
     @property
     def peak_bytes(self) -> int:
         """Most bytes that are live."""
-        level = most = 0
-        for change in self.changes:
-            level += change.size_bytes
-            most = max(most, level)
-        return most
+        return highest(change.size_bytes for change in self.changes)
+
+
+def highest(sizes_bytes: Iterable[int]) -> int:
+    """Return the most bytes that are held at once, of allocations (above 0) and frees (below 0) in order."""
+    return max(accumulate(sizes_bytes), default=0)
 
 
 def without_dead(step: FlatStep) -> FlatStep:
     """Return the step without lines whose results nothing needs: XLA leaves them out."""
-    needed, kept = set(step.outputs), list[FlatLine]()
-    for value in list(needed):
-        needed.update(step.values[value].spread_of or ())
+    needed, kept = set(bases(step, step.outputs)), list[FlatLine]()
     for line in reversed(step.lines):
         if not needed.isdisjoint(line.makes):
             kept.append(line)
@@ -220,9 +220,8 @@ def _taken(step: FlatStep, reads: Iterable[int], waiting: dict[int, FlatLine]) -
             pending.extend(before)
             continue
         pending.pop()
-        if any(waiting.pop(value, None) is not None for value in list(line.makes)):
-            for value in line.makes:
-                waiting.pop(value, None)
+        taken = [waiting.pop(value, None) for value in line.makes]
+        if any(taken):
             found.append(line)
     return found
 

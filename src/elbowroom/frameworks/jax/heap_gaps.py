@@ -12,7 +12,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import NamedTuple
 
-from elbowroom.on_jax.flat_step import Buffers, Change
+from elbowroom.frameworks.jax.flat_step import Buffers, Change, highest
 
 LEAST_PART = 4096
 """Buffers below this part of the largest one fit between others, and are not placed."""
@@ -53,10 +53,7 @@ def stack_bytes(buffers: Buffers, stacks: Sequence[Sequence[int]]) -> int:
         n = group.get(change.buffer)
         moved = at if n is None else first[n] if change.size_bytes > 0 else last[n]
         ends.append((moved, change.size_bytes))
-    level = most = 0
-    for _, size_bytes in sorted(ends, key=lambda end: end[0]):
-        level += size_bytes
-        most = max(most, level)
+    most = highest(size_bytes for _, size_bytes in sorted(ends, key=lambda end: end[0]))
     return max(0, most - buffers.peak_bytes)
 
 
@@ -98,8 +95,4 @@ def _lives(changes: Sequence[Change], outside: frozenset[int]) -> list[BufferLif
 
 def _most_live(lives: Sequence[BufferLife]) -> int:
     ends = [(life.first, life.size_bytes) for life in lives] + [(life.last + 1, -life.size_bytes) for life in lives]
-    level = most = 0
-    for _, size_bytes in sorted(ends):
-        level += size_bytes
-        most = max(most, level)
-    return most
+    return highest(size_bytes for _, size_bytes in sorted(ends))

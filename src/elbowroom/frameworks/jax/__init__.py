@@ -15,7 +15,7 @@ from elbowroom.plan import Plan
 from elbowroom.trace import Trace
 
 if TYPE_CHECKING:
-    from elbowroom.on_jax.checkpoint_policy import PlanPolicy
+    from elbowroom.frameworks.jax.checkpoint_policy import PlanPolicy
 
 DEFAULT_GPU = "a100-40gb"
 """GPU whose rates give the times of ops, if none is named."""
@@ -41,7 +41,7 @@ def capture_jax(step: Callable[..., Any], *args: Any, machine: str | Machine = D
         CaptureError: JAX cannot trace the step.
     """
     _need_jax("capture_jax")
-    from elbowroom.on_jax.jax_capture import captured
+    from elbowroom.frameworks.jax.jax_capture import captured
 
     return captured(step, args, kwargs, machine if isinstance(machine, Machine) else Machine.of(machine))
 
@@ -65,7 +65,7 @@ def policy(plan: Plan) -> PlanPolicy:
         UsageError: JAX is not installed, or no trace of this process is the plan's.
     """
     _need_jax("policy")
-    from elbowroom.on_jax.checkpoint_policy import policy_of
+    from elbowroom.frameworks.jax.checkpoint_policy import policy_of
 
     return policy_of(plan)
 

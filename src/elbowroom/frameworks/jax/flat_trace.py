@@ -10,7 +10,7 @@ from collections import Counter
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 
-from elbowroom.on_jax.flat_step import (
+from elbowroom.frameworks.jax.flat_step import (
     Buffers,
     Change,
     FlatLine,
@@ -20,7 +20,7 @@ from elbowroom.on_jax.flat_step import (
     output_by_output,
     recomputed_late,
 )
-from elbowroom.on_jax.heap_gaps import gap_bytes, stack_bytes
+from elbowroom.frameworks.jax.heap_gaps import gap_bytes, stack_bytes
 from elbowroom.trace import Category, Event, Op, Remark, Save, Step, Storage, Trace
 
 NOT_FUSED = "fusion by XLA: the memory is an upper bound"
