@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
+from dataclasses import replace
 from itertools import combinations, product
 
 import numpy as np
@@ -14,12 +15,13 @@ from elbowroom.errors import Infeasible, InvalidPlan
 from elbowroom.machine import Machine
 from elbowroom.plan import Plan, Swap
 from elbowroom.planners import check, plan
+from elbowroom.planners.optimal.pipe_bound import alike, bound_ns
 from elbowroom.planners.optimal.refine import ticks_for
 from elbowroom.planners.optimal.state_choice import deciding, indispensable, placed, states_on_offer
 from elbowroom.planners.problem import Problem, movable, moves_on_demand, peak_of
 from elbowroom.simulate.simulate import simulate
 from elbowroom.step.last_step import Ints, last_step
-from elbowroom.trace import Trace
+from elbowroom.trace import Part, Trace
 from tests.core.build import Build, machine
 
 pytestmark = pytest.mark.long
@@ -52,6 +54,14 @@ def training(sizes: list[int], states: list[int], ns: int = 10, update_ns: int =
     return build.trace()
 
 
+def in_parts(trace: Trace, states: int) -> Trace:
+    """A training whose updates, its last ops, are each a part of the optimizer's step: a run gets control there."""
+    first = len(trace.ops) - states
+    return replace(
+        trace, parts=tuple(Part(first_op=first + i, end_op=first + i + 1, storages=(i,)) for i in range(states))
+    )
+
+
 def test_states_that_are_away_in_forward_and_backward_make_room() -> None:
     # given a state of 100 bytes beside 60 bytes that two layers make, and 1 byte per ns
     trace, on = training([30, 30], [100], ns=100), machine()
@@ -73,6 +83,24 @@ def test_states_that_are_away_in_forward_and_backward_make_room() -> None:
     assert made.bound is not None
     assert simulate(trace, on, made).step_ns == made.bound.step_ns <= 610
     assert made.bound.lower_bound_ns == 410
+
+
+def test_what_an_optimizer_waits_for_its_states_is_in_the_bound() -> None:
+    # given states of 100 bytes, of which 130 bytes hold one and 30 more, and 1 byte per ns
+    problem = problem_of(in_parts(training([30], [100, 100], ns=100), 2), machine(), 130)
+    states = alike(problem.step, states_on_offer(problem))
+
+    # then the second starts back as the layer's 30 bytes are freed; the first update hides 10 bytes of its 100
+    assert bound_ns(problem, movable(problem), states) == pytest.approx(90, abs=1)
+
+    # and with 200 bytes 70 more of it are there by then
+    assert bound_ns(replace(problem, budget_bytes=200), movable(problem), states) == pytest.approx(20, abs=1)
+
+    # and no plan is as fast: a whole copy back waits for a whole copy out, and the first state's for the second's
+    made = plan(problem.step.trace, problem.machine, 130, "optimal", min_size=1, allow=("swap", "state"))
+    assert made.bound is not None
+    assert made.bound.lower_bound_ns == 220 + 90
+    assert made.bound.step_ns == 420
 
 
 def test_a_state_comes_back_as_late_as_hides_its_copy() -> None:
@@ -152,12 +180,14 @@ def test_a_step_with_states_away_holds_less_by_them() -> None:
     RATES,
     RATES,
     st.sampled_from([0, 10, 30, 60, 90]),
+    st.booleans(),
 )
 def test_no_plan_with_states_takes_less_than_the_bound(
-    sizes: list[int], states: list[int], ns: int, out: int, back: int, percent: int
+    sizes: list[int], states: list[int], ns: int, out: int, back: int, percent: int, are_parts: bool
 ) -> None:
     # given any budget between the least feasible one and what keeping everything takes
     trace, on = training(sizes, states, ns), machine(out, back)
+    trace = in_parts(trace, len(states)) if are_parts else trace
     problem = problem_of(trace, on, 0)
     assume(np.prod([1 + len(ticks_for(problem.step, i)) for i in movable(problem).tolist()]) <= 30)
     peak = int(problem.step.level.max())

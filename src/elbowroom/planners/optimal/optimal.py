@@ -34,7 +34,7 @@ from elbowroom.planners.optimal.algorithm_choice import (
 )
 from elbowroom.planners.optimal.baseline_trials import BASELINES, seeds_in_reserved, trial_of
 from elbowroom.planners.optimal.exhaustive import are_few, fastest_of_all, least_of_all
-from elbowroom.planners.optimal.pipe_bound import bound_ns
+from elbowroom.planners.optimal.pipe_bound import alike, bound_ns
 from elbowroom.planners.optimal.refine import (
     ALL_PLAYED,
     Accept,
@@ -55,7 +55,7 @@ from elbowroom.planners.optimal.reserved_trials import (
     held_within,
 )
 from elbowroom.planners.optimal.rough_trials import GAP_SHARE, NAME, Found, Search, effort_of, pool_of
-from elbowroom.planners.optimal.state_choice import all_away, for_free, states_near
+from elbowroom.planners.optimal.state_choice import all_away, states_near, states_on_offer
 from elbowroom.planners.optimal.swaps_after_recomputes import Basis
 from elbowroom.planners.optimal.trial import Trial, arranged, tried
 from elbowroom.planners.problem import Problem, as_plan, movable, peak_of, with_disk, without_disk
@@ -85,7 +85,7 @@ def optimal(problem: Problem) -> Plan:
         Infeasible: no plan that was found meets the budget.
     """
     caching, problem = problem.machine.allocator != "exact", with_disk(problem)
-    ideal = for_free(optimistic(problem))
+    ideal = optimistic(problem)
     if problem.host_bytes is not None:  # the program does not know two tiers: for the bound, any storage may go
         ideal = replace(ideal, tier_bytes=2**62)
     ideal_ns = int(ideal.step.at_ns[-1])
@@ -94,7 +94,7 @@ def optimal(problem: Problem) -> Plan:
         fits = int(step.level.max()) <= problem.budget_bytes and int(step.at_ns[-1]) == ideal_ns
         if fits and (not caching or _is_free(problem, kept)):
             return _bounded(problem, kept, ideal_ns, ideal_ns)
-    bound = ideal_ns + bound_ns(ideal, movable(ideal))
+    bound = ideal_ns + bound_ns(ideal, movable(ideal), alike(ideal.step, states_on_offer(ideal)))
     enough_ns = bound + int(GAP_SHARE * problem.step.at_ns[-1])
     if caching:
         held = _reserving(problem, bound, enough_ns)

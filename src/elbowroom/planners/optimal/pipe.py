@@ -22,12 +22,19 @@ ops whose results are gone, once for all that they serve (makers, in pipe_recomp
 So the least sum of q that meets the rows is at most the time by which this plan exceeds its ops. That holds for any
 choice of marks, as fewer marks only leave rows out. The relaxation, in which x need not be whole, costs no more still.
 The price per byte that breaks ties is subtracted.
+
+Note: [Equal steps in the pipe]
+Optimizer states are away across the end of the step, which is one of endless equal ones. What was written for them
+in the step before is a column, and so is what came back. At the step's end as much is moved for the step after:
+all copies of one step, and no more, are made in the time of one step. Before its first use such a state is idle from
+the start on, and after its last one it is idle again. So the bound counts the copies of states like those of saves.
 """
 
 from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
+from typing import NamedTuple
 
 import numpy as np
 
@@ -52,6 +59,10 @@ class Swaps:
         begin: slot from which it is idle.
         read: index of the tick at which it must have arrived; the number of ticks if it never comes back.
         end: the last possible slot from which it counts as on the device again, or is freed.
+        again: indices of those that are away across the step's end. They may be written, and are idle, from the step's
+            start on, and once more from `again_saved` and `again_begin` on.
+        again_saved: per such swap, index of the tick from which it may be written for the next step.
+        again_begin: per such swap, slot from which it is idle for the next step.
     """
 
     n: Ints
@@ -60,21 +71,39 @@ class Swaps:
     begin: Ints
     read: Ints
     end: Ints
+    again: Ints
+    again_saved: Ints
+    again_begin: Ints
 
 
-def swaps_on_offer(step: LastStep, n: Ints, early: Sequence[tuple[int, int]] = ()) -> Swaps:
-    """Return saves `n` as options, each back at its read. `early` are pairs (save, position) of earlier returns."""
-    first = np.array(early, np.int64).reshape(-1, 2)
-    every, back = np.append(n, first[:, 0]), np.append(step.first_read[n], first[:, 1])
+def swaps_on_offer(
+    step: LastStep, n: Ints, early: Sequence[tuple[int, int]] = (), states: Sequence[Ints] = ()
+) -> Swaps:
+    """Return swaps as options.
+
+    Args:
+        step: the last step.
+        n: saves, each back at its read.
+        early: pairs (save, position) of earlier returns.
+        states: windows of optimizer states and gradients, back at their use; those of one entry count as one swap.
+    """
+    first, lead = np.array(early, np.int64).reshape(-1, 2), np.array([each[0] for each in states], np.int64)
+    every = np.concatenate([n, first[:, 0], lead])
+    back = np.concatenate([step.first_read[n], first[:, 1], step.first_read[lead]])
+    size = np.append(step.size[every[: len(every) - len(lead)]], [int(step.size[each].sum()) for each in states])
     begin, end = step.window(every, back)
-    read = np.searchsorted(step.ticks, back)
+    begin, wraps = step.slots(begin), step.wraps(every, back)
+    saved = np.searchsorted(step.ticks, step.saved_at[every]).astype(np.int64)
     return Swaps(
         n=every,
-        size=step.size[every],
-        saved=np.searchsorted(step.ticks, step.saved_at[every]).astype(np.int64),
-        begin=step.slots(begin),
-        read=np.where(step.returns[every], read, len(step.ticks)).astype(np.int64),
+        size=size.astype(np.int64),
+        saved=np.where(wraps, 0, saved),
+        begin=np.where(wraps, 0, begin),
+        read=np.where(step.returns[every], np.searchsorted(step.ticks, back), len(step.ticks)).astype(np.int64),
         end=step.slots(end),
+        again=np.nonzero(wraps)[0].astype(np.int64),
+        again_saved=saved[wraps],
+        again_begin=begin[wraps],
     )
 
 
@@ -90,7 +119,7 @@ class Marks:
         slot: the slots looked at, ascending.
         level: per slot looked at, bytes held with everything kept.
         before: per look, whether it is before the op at its tick, when recomputes run, or during the slot.
-        first_ns: nominal time of the step's first tick: nothing moves before.
+        first_ns: nominal time of the step's first tick, before which no save moves; 0 if other storages may move.
     """
 
     first_ns: int
@@ -123,7 +152,7 @@ def marks_of(step: LastStep, swaps: Swaps, budget_bytes: int, most: int, recompu
     marks = np.unique(np.concatenate([ticks, _quantiles(step, swaps, most), [len(step.ticks) - 1]])).astype(np.int64)
     at_ns = np.append(step.nominal_ns(step.ticks), step.at_ns[-1])
     return Marks(
-        first_ns=int(at_ns[0]),
+        first_ns=0 if len(swaps.again) else int(at_ns[0]),
         tick=marks,
         at_ns=at_ns[marks],
         until_ns=at_ns[marks + 1],
@@ -201,7 +230,10 @@ NOTHING_SAVED = PipeChoice(swapped=np.zeros(0), recomputed=np.zeros(0), bound_ns
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)
 class Offer:
-    """Input of the program. `budget_bytes` is what the device may hold."""
+    """Input of the program.
+
+    `budget_bytes` is what the device may hold. The last `decided` swaps are made in any case.
+    """
 
     step: LastStep
     swaps: Swaps
@@ -209,6 +241,7 @@ class Offer:
     marks: Marks
     pipe: Pipe
     budget_bytes: int
+    decided: int = 0
 
     @property
     def byte(self) -> float:
@@ -256,6 +289,8 @@ def choose(offer: Offer, seconds: float) -> PipeChoice:
         o=model.columns(count),
         b=model.columns(count),
     )
+    last = np.arange(offer.decided, dtype=np.int64)
+    model.rows(offer.decided, (last, at.x[len(at.x) - offer.decided :], 1.0), least=1.0, most=1.0)
     _lanes(model, offer, at)
     _room(model, offer, at)
     once(model, offer.swaps.n, at.x, offer.recomputes, at.y)
@@ -285,31 +320,61 @@ def _sums(model: Model, x: Ints, size: Reals, at: Ints, count: int) -> Ints:
 
 def _lanes(model: Model, offer: Offer, at: Columns) -> None:
     """Add rows on what the two lanes of the link can have moved by each mark."""
-    marks, swaps, count = offer.marks, offer.swaps, len(at.q)
-    out, back = offer.pipe.out * offer.byte / offer.ns, offer.pipe.back * offer.byte / offer.ns
+    marks, swaps, count, size = offer.marks, offer.swaps, len(at.q), offer.size
     k = np.arange(count, dtype=np.int64)
     first_ns = np.array([marks.first_ns], np.int64)
     before_ns, done_ns = np.append(first_ns, marks.at_ns[:-1]), np.append(first_ns, marks.until_ns[:-1])
+    out, back = _lanes_across(model, offer, at)
     # S and R: per mark, bytes swapped that are saved by then, and that are read by then.
-    saved = _sums(model, at.x, offer.size, np.searchsorted(marks.tick, swaps.saved), count)
-    read = _sums(model, at.x, offer.size, np.searchsorted(marks.tick, swaps.read), count)
+    column, twice = np.append(at.x, at.x[swaps.again]), np.append(size, size[swaps.again])
+    saved_at = np.searchsorted(marks.tick, np.append(swaps.saved, swaps.again_saved))
+    saved = _sums(model, column, twice, saved_at, count)
+    read = _sums(model, at.x, size, np.searchsorted(marks.tick, swaps.read), count)
     # out: what was written since the mark before took its time, the ops' and the waits'.
-    passed = (marks.at_ns - before_ns).astype(np.float64) * offer.ns
-    model.rows(count, (k, at.o, 1.0), (k[1:], at.o[:-1], -1.0), (k, at.q, -out), least=-INFINITE, most=out * passed)
+    _in_time(model, offer, out, at.o, at.q, marks.at_ns - before_ns)
     # order: what was written stays written, and what came back stays.
     model.rows(count - 1, (k[:-1], at.o[1:], 1.0), (k[:-1], at.o[:-1], -1.0), least=0.0, most=INFINITE)
     model.rows(count - 1, (k[:-1], at.b[1:], 1.0), (k[:-1], at.b[:-1], -1.0), least=0.0, most=INFINITE)
     # saved: only what was saved and is swapped can have been written.
     model.rows(count, (k, at.o, 1.0), (k, saved, -1.0), least=-INFINITE, most=0.0)
     # back: what came back since the ops after the mark before took the waits and the ops after this mark.
-    passed = (marks.until_ns - done_ns).astype(np.float64) * offer.ns
-    model.rows(count, (k, at.b, 1.0), (k[1:], at.b[:-1], -1.0), (k, at.q, -back), least=-INFINITE, most=back * passed)
+    _in_time(model, offer, back, at.b, at.q, marks.until_ns - done_ns)
     # read: what is read at this mark has come back by then.
-    passed = (marks.at_ns - done_ns).astype(np.float64) * offer.ns
-    model.rows(count, (k, read, 1.0), (k[1:], at.b[:-1], -1.0), (k, at.q, -back), least=-INFINITE, most=back * passed)
+    _in_time(model, offer, back, read, at.q, marks.at_ns - done_ns)
     model.rows(count, (k, at.b, 1.0), (k, read, -1.0), least=0.0, most=INFINITE)
     # written: nothing comes back that was not written.
     model.rows(count, (k, at.b, 1.0), (k, at.o, -1.0), least=-INFINITE, most=0.0)
+
+
+class _Lane(NamedTuple):
+    """Lane of the link: bytes per unit of time, bytes moved by each mark, and those moved in the step before."""
+
+    rate: float
+    moved: Ints
+    before: Ints
+
+
+def _in_time(model: Model, offer: Offer, lane: _Lane, moved: Ints, q: Ints, passed_ns: Ints) -> None:
+    """Add rows: what has moved by each mark beyond that by the mark before took at most the time that passed."""
+    k, passed = np.arange(len(q), dtype=np.int64), passed_ns.astype(np.float64) * offer.ns
+    earlier = ((k[1:], lane.moved[:-1], -1.0), (k[:1], lane.before, -1.0))
+    model.rows(len(q), (k, moved, 1.0), *earlier, (k, q, -lane.rate), least=-INFINITE, most=lane.rate * passed)
+
+
+def _lanes_across(model: Model, offer: Offer, at: Columns) -> tuple[_Lane, _Lane]:
+    """Return the lanes, with rows across the end of the step: see Note: [Equal steps in the pipe]."""
+    swaps, zero, returns = offer.swaps, np.zeros(1, np.int64), offer.swaps.read < len(offer.step.ticks)
+    lanes = [
+        _Lane(rate * offer.byte / offer.ns, moved, model.columns(1, upper=INFINITE if len(swaps.again) else 0.0))
+        for rate, moved in ((offer.pipe.out, at.o), (offer.pipe.back, at.b))
+    ]
+    late = model.columns(1, cost=1.0)
+    passed = float(offer.step.at_ns[-1] - offer.marks.at_ns[-1]) * offer.ns
+    for lane, which in zip(lanes, (np.ones_like(returns), returns), strict=True) if len(swaps.again) else ():
+        x, size, rate = at.x[which], offer.size[which], lane.rate
+        moves = ((zero.repeat(len(x)), x, size), (zero, lane.before, 1.0), (zero, lane.moved[-1:], -1.0))
+        model.rows(1, *moves, (zero, late, -rate), least=-INFINITE, most=rate * passed)
+    return lanes[0], lanes[1]
 
 
 def _room(model: Model, offer: Offer, at: Columns) -> None:
@@ -319,7 +384,8 @@ def _room(model: Model, offer: Offer, at: Columns) -> None:
     j = np.arange(count, dtype=np.int64)
     lost = swaps.read == len(offer.step.ticks)
     # I and N: per look, bytes swapped that are idle by then, and those of them that never return and are freed.
-    idle = _sums(model, at.x, size, np.searchsorted(marks.slot, swaps.begin), count)
+    column, twice = np.append(at.x, at.x[swaps.again]), np.append(size, size[swaps.again])
+    idle = _sums(model, column, twice, np.searchsorted(marks.slot, np.append(swaps.begin, swaps.again_begin)), count)
     freed = _sums(model, at.x[lost], size[lost], np.searchsorted(marks.slot, swaps.end[lost]), count)
     # D: per look, bytes that are dropped and not yet rebuilt.
     dropped_size = offer.step.size[recomputes.n].astype(np.float64) * offer.byte

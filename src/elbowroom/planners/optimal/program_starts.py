@@ -72,7 +72,7 @@ def _with_makers(pool: Pool, shares: Sequence[float]) -> Iterator[tuple[frozense
         for threshold in THRESHOLDS:
             dropped = [s for s, part in zip(stored, choice.recomputed.tolist(), strict=True) if part > threshold]
             most = max(0.5, 1 - threshold)
-            swapped = [n for n, part in zip(listed(pool.n), choice.swapped.tolist(), strict=True) if part >= most]
+            swapped = [n for n, part in zip(listed(pool.n), choice.swapped.tolist(), strict=False) if part >= most]
             yield frozenset(dropped).intersection(recipes.droppable), frozenset(swapped)
 
 
@@ -87,6 +87,6 @@ def _with_singles(pool: Pool, shares: Sequence[float]) -> Iterator[tuple[frozens
         if not choice.found:
             return
         weight: Reals = np.zeros(len(step.saves), np.float64)
-        np.add.at(weight, entries, choice.swapped)
+        np.add.at(weight, entries, choice.swapped[: len(entries)])
         dropped = [s for s, part in zip(recipes.droppable, choice.recomputed.tolist(), strict=True) if part > 0.5]
         yield frozenset(dropped), frozenset(np.nonzero(weight > 0.5)[0].tolist())

@@ -34,6 +34,8 @@ MOST_WITH_STATES = 1000
 """With more saves than this, states move only if nothing else meets the budget, or in exchanges."""
 MOST_DROPPABLE = 12
 """With more storages that may be dropped, recomputes are chosen by annealing alone."""
+QUICK = 3
+"""Choices per placement of states by which the placement is judged."""
 BROUGHT = 40
 """Most choices per step and budget that are brought within it; the others are estimated only."""
 
@@ -119,13 +121,26 @@ class Search:
         """Return the choices of the programs, estimated, and the best of them brought within the budget."""
         found = list[Start]()
         asked = replace(frugal(self._asked), budget_bytes=budget_bytes)
-        away = sets_of(asked, all_stay=self._all_stay) if self._sets else iter(())
-        for k, pool in enumerate((*self._pools, *map(pool_of, away))):
-            scale = Scale(pool.within(budget_bytes))
+        for k, scale in enumerate(
+            (*(Scale(pool.within(budget_bytes)) for pool in self._pools), *self._with_states(asked))
+        ):
             weighed = [scale.estimated(choice) for choice in choices_of_programs(scale.pool, few=few or k > 0)]
             best = nsmallest(BROUGHT, weighed[1:], key=lambda each: each.cost_ns)
             found += [(scale, each) for each in (*weighed, *map(scale.brought_within, (weighed[0], *best)))]
         return found
+
+    def _with_states(self, asked: Problem) -> Iterator[Scale]:
+        """Yield the choices on offer with each set of states away, in the best placement of a few."""
+        for placings in sets_of(asked, all_stay=self._all_stay) if self._sets else ():
+            scales = [Scale(pool_of(each)) for each in placings]
+            choices = list(choices_of_programs(scales[0].pool, few=True)) if len(scales) > 1 else []
+            yield min(scales, key=partial(_least_ns, choices)) if choices else scales[0]
+
+
+def _least_ns(choices: Sequence[Leaving], scale: Scale) -> float:
+    """Return the time of the best of the choices that are estimated to be fastest, brought within the budget."""
+    best = nsmallest(QUICK, map(scale.estimated, choices), key=lambda each: each.cost_ns)
+    return min(each.cost_ns for each in map(scale.brought_within, best))
 
 
 def effort_of(problem: Problem) -> float:

@@ -1,16 +1,15 @@
 """states: which optimizer states and gradients are away while nothing uses them, as a part of `optimal`.
 
-Computes: sets of such swaps, those idle longest first. Each comes back at the latest tick that hides its copy, if there
-is room. Also steps with these swaps decided, on which the rest is planned, and exchanges of single ones, played.
+Computes: sets of such swaps, chosen by the pipe program. Each comes back at the latest tick that hides its copy, if
+there is room. Also steps with these swaps decided, on which the rest is planned, and exchanges of single ones, played.
 Reference: Rajbhandari et al., "ZeRO-Infinity" (SC 2021), for keeping states on lower tiers; here one by one, and only
 if that pays. Optimal: never provably. Ignores: that swaps of saved storages and these share the link, until they are
 played. Cost: linear in the step per set; a play per exchange.
 
 Note: [States in the bound]
-Every window on offer is subtracted from the level, as if its storage were away for free: no copy, no time. Any plan
-holds at least that, and its copies of states only add to what the link carries. They also give the run control at more
-places. Waits of compute there count as waits of the mark before. The rows of pipe.py allow that, as it only gives
-copies more time. So the bound holds; it is loose by the time of these copies.
+The pipe program has a column for the states that are idle from the same place to the same use. So it chooses which are
+away, and its bound counts their copies: Note: [Equal steps in the pipe] in pipe.py. Waits of compute where only a state
+is used count as waits of the next tick. The rows of pipe.py allow that, as it only gives copies more time.
 """
 
 from __future__ import annotations
@@ -21,6 +20,8 @@ from dataclasses import replace
 import numpy as np
 
 from elbowroom.plan import Recompute
+from elbowroom.planners.optimal.pipe_bound import alike, are_much, choice_of
+from elbowroom.planners.optimal.pipe_recomputes import makers_on_offer
 from elbowroom.planners.optimal.refine import Pool, covered
 from elbowroom.planners.optimal.swaps_after_recomputes import Basis, basis_again
 from elbowroom.planners.optimal.trial import Trial, tried
@@ -30,8 +31,15 @@ from elbowroom.step.last_step import Flags, Ints, LastStep, listed
 from elbowroom.step.moves import Moves, each_once, is_away, moves_of, need, windows_by_storage
 from elbowroom.step.routes import link_to
 
-SHARES = (0.5, 1.0)
-"""Shares of the bytes of all states on offer that are away in the sets tried."""
+SHARES = (1.0, 0.85)
+"""Shares of the budget for which the pipe program chooses the states that are away."""
+LEAST_PART = 0.01
+"""States of which the program takes at least this share are away as a whole."""
+ROOMS = (1.0, 0.94, 0.88, 0.8)
+"""Shares of the budget that states may fill as they come back. What is left is room for one that is still being
+written as the next one is read: without it, each copy back waits for a copy out."""
+HALF = 0.5
+"""Share of the bytes of all states that is away where they are not much."""
 
 
 def states_on_offer(problem: Problem) -> Ints:
@@ -119,13 +127,11 @@ def _least_needed(problem: Problem, n: Ints) -> Ints:
     return need(left.step, moves_on_demand(left.step, movable(left)))
 
 
-def for_free(problem: Problem) -> Problem:
-    """Return the problem for the bound: every state on offer is away for free; see Note: [States in the bound]."""
-    return replace(problem, step=all_away(problem).step)
+def sets_of(problem: Problem, *, all_stay: bool) -> Iterator[list[Problem]]:
+    """Yield sets of states that are away, each in a few placements: one set that suits the budget, and all of them.
 
-
-def sets_of(problem: Problem, *, all_stay: bool) -> Iterator[Problem]:
-    """Yield the problem with sets of states away.
+    Where states are much of the budget, the pipe program chooses the set, for the budget and for less of it. They then
+    fill more or less of the budget as they come back. Else it is those that are idle longest, half of the bytes.
 
     Args:
         problem: a problem without decided states.
@@ -133,11 +139,28 @@ def sets_of(problem: Problem, *, all_stay: bool) -> Iterator[Problem]:
             all stay, a full device has no room for a state before its use, and compute waits for it. Otherwise copies
             hide, and take room that saves may need.
     """
-    n = states_on_offer(problem)
+    n, budget_bytes = states_on_offer(problem), problem.budget_bytes
     total = np.cumsum(problem.step.size[n])
-    for share in SHARES if len(n) else ():
-        chosen = n[total <= share * int(total[-1])]
-        yield placed(problem, chosen, None if all_stay else _least_needed(problem, chosen))
+    is_much = are_much(problem, problem.step.size[n])
+    some = _chosen(problem, n) if is_much else [n[total <= HALF * int(total[-1])]] if len(n) else []
+    for away in (*some, n) if len(n) else ():
+        needed = None if all_stay else _least_needed(problem, away)
+        placings = [
+            replace(problem, budget_bytes=int(room * budget_bytes)) for room in (ROOMS if is_much else ROOMS[:1])
+        ]
+        yield [replace(placed(each, away, needed), budget_bytes=budget_bytes) for each in placings]
+
+
+def _chosen(problem: Problem, n: Ints) -> list[Ints]:
+    """Return the sets among states `n` that the pipe program has away for shares of the budget; no set twice."""
+    groups, saves, found = alike(problem.step, n), movable(problem), dict[tuple[int, ...], None]()
+    makers = makers_on_offer(problem.step, problem.min_size_bytes if "recompute" in problem.allow else 2**63 - 1)
+    for share in SHARES:
+        choice = choice_of(problem, saves, (), makers, int(share * problem.budget_bytes), states=groups)
+        if choice.found:
+            parts = zip(groups, choice.swapped[len(saves) :].tolist(), strict=True)
+            found[tuple(sorted(i for group, part in parts if part > LEAST_PART for i in listed(group)))] = None
+    return [np.array(chosen, np.int64) for chosen in found if 0 < len(chosen) < len(n)]
 
 
 def placed(problem: Problem, n: Ints, needed: Ints | None = None) -> Problem:
