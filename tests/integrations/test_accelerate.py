@@ -107,13 +107,17 @@ def test_what_is_saved_in_the_middle_and_loaded_is_that_of_a_plain_loop(tmp_path
     assert [each.item() for each in inside.losses] == [each.item() for each in plain.losses]
 
 
+# How it ends: Note: [The end of a rank] in tests/rank_ends.py
 SCRIPT = """
-import hashlib, json, os, sys
+import gc, hashlib, json, os, sys
+import torch.distributed.nn
 from tests.integrations.test_accelerate import loop
 found = loop(gradient_accumulation_steps=2)
 bits = b"".join(value.numpy().tobytes() for value in found.state.values())
 with open(sys.argv[1] + os.environ["RANK"], "w") as file:
     json.dump([[each.item() for each in found.losses], hashlib.sha256(bits).hexdigest()], file)
+gc.collect()
+torch.distributed.destroy_process_group()
 """
 
 
