@@ -14,9 +14,7 @@ import torch
 from torch.utils.data import DataLoader, TensorDataset
 
 import elbowroom as er
-from elbowroom.integrations.room_switch import RoomSwitch
-from elbowroom.run.room import Room
-from tests.integrations.both_ways import blocks, outcome, rows, same_within
+from tests.integrations.both_ways import Around, blocks, outcome, rows, same_within
 from tests.torch.helpers import Outcome
 
 accelerate: Any = pytest.importorskip(
@@ -26,23 +24,6 @@ accelerate: Any = pytest.importorskip(
 pytestmark = [pytest.mark.long, pytest.mark.timeout(600)]
 
 BATCHES, ROWS = 12, 512
-
-
-class Around:
-    """A room around a loop."""
-
-    def __init__(self, budget: int, **options: Any) -> None:
-        self._switch = RoomSwitch(budget, options)  # pyright: ignore[reportArgumentType]
-
-    @property
-    def room(self) -> Room | None:
-        return self._switch.room
-
-    def __enter__(self) -> None:
-        self._switch.open()
-
-    def __exit__(self, _: object, error: BaseException | None, __: object) -> None:
-        self._switch.close(error)
 
 
 def loop(folder: Path | None = None, loads: bool = False, **options: Any) -> Outcome:
