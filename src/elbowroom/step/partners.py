@@ -17,7 +17,7 @@ from typing import final
 
 from elbowroom.step.exchange_times import kind_of
 from elbowroom.step.overlap import StreamClock
-from elbowroom.trace import Step, Trace
+from elbowroom.trace import Op, Step, Trace
 
 WAITS = "the time in which a rank waits until another one sends (--rank all has it), as stages of a pipeline do"
 """What a capture remarks of a rank that receives."""
@@ -51,11 +51,13 @@ def with_stragglers(trace: Trace, slowness: Mapping[int, float]) -> dict[int, Tr
 def slowed(trace: Trace, factor: float) -> Trace:
     """Return a trace whose ops take a multiple of their time; collectives keep theirs."""
     called = {each.op for each in trace.exchanges}
-    ops = (
-        op if number in called else replace(op, duration_ns=round(op.duration_ns * factor))
-        for number, op in enumerate(trace.ops)
-    )
+    ops = (op if number in called else _slower(op, factor) for number, op in enumerate(trace.ops))
     return replace(trace, ops=tuple(ops))
+
+
+def _slower(op: Op, factor: float) -> Op:
+    choices = tuple(replace(each, duration_ns=round(each.duration_ns * factor)) for each in op.choices)
+    return replace(op, duration_ns=round(op.duration_ns * factor), choices=choices)
 
 
 @final
