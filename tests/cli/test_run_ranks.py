@@ -36,7 +36,7 @@ def train():
     model = torch.nn.parallel.DistributedDataParallel(torch.nn.Sequential(*layers))
     optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
     data = torch.randn(8192, 256, generator=torch.Generator().manual_seed(dist.get_rank()))
-    for step in range(5):
+    for step in range(7):
         optimizer.zero_grad()
         loss = model(data[step and 4096 :]).square().mean()
         loss.backward()
@@ -87,6 +87,8 @@ def test_each_rank_trains_inside_its_budget_and_writes_files_of_its_own(folder: 
     # then one file has the figures of both
     merged = answered((folder / "figures.json").read_text(), "ranks")
     assert [each["name"] for each in merged["ranks"]] == ["figures.rank0.json", "figures.rank1.json"]
+    # then a step of each was measured, with its waits for the reduction of gradients
+    assert all(each["wait_ns"] is not None for each in merged["ranks"])
     assert "elbowroom: figures.json has the figures of all 2 ranks" in inside.stderr
     assert sorted(each.name for each in folder.iterdir() if each.name.startswith(".")) == []
     assert not list(folder.glob("page.txt"))
@@ -94,7 +96,7 @@ def test_each_rank_trains_inside_its_budget_and_writes_files_of_its_own(folder: 
 
 def test_a_rank_that_is_killed_leaves_no_file_and_holds_up_no_other(folder: Path) -> None:
     # given: rank 1 dies by itself as the last step begins
-    dies = "        if step == 4 and dist.get_rank() == 1:\n            os.kill(os.getpid(), signal.SIGKILL)\n"
+    dies = "        if step == 6 and dist.get_rank() == 1:\n            os.kill(os.getpid(), signal.SIGKILL)\n"
     text = SCRIPT.replace("        optimizer.zero_grad()\n", dies + "        optimizer.zero_grad()\n")
     (folder / "train.py").write_text("import os, signal\n" + text)
     spill = folder / "spill"
