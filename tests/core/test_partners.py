@@ -136,6 +136,10 @@ def test_a_stage_whose_neighbours_were_not_captured_waits_for_none_of_them_and_s
 
     assert {each.late_ns for trace in found.values() for each in trace.exchanges} == {0}
     assert [each.name for each in found[1].remarks] == [WAITS]
+    # one of its two neighbours is not enough: the remark stays, and what that one sends is waited for
+    found = with_partners({1: alone[1], 2: alone[2]})
+    assert [each.name for each in found[1].remarks] == [WAITS]
+    assert {each.peer for each in found[1].exchanges if each.late_ns} == {2}
 
 
 def test_ranks_wait_for_the_slow_one_where_its_gradients_are_reduced() -> None:

@@ -29,7 +29,12 @@ Meeting = Hashable
 
 
 def with_partners(traces: Mapping[int, Trace]) -> dict[int, Trace]:
-    """Return the traces of ranks of one job, by rank, with how late the others are for each message."""
+    """Return the traces of ranks of one job, by rank, with how late the others are for each message.
+
+    Traces of ranks that send each other nothing are returned as they are.
+    """
+    if not any(each.peer in traces for trace in traces.values() for each in trace.exchanges):
+        return dict(traces)
     ranks = {rank: _Rank(rank, trace, frozenset(traces), collectives=False) for rank, trace in traces.items()}
     _run(ranks)
     return {rank: each.told() for rank, each in ranks.items()}
