@@ -2,7 +2,6 @@
 
 import pytest
 
-from tests.integrations.torchvision_ops import define_torchvision_ops
 from tests.torch.conftest import plans_are_waited_for, quick_recordings
 
 __all__ = ["plans_are_waited_for", "quick_recordings"]
@@ -11,4 +10,3 @@ __all__ = ["plans_are_waited_for", "quick_recordings"]
 def pytest_configure(config: pytest.Config) -> None:
     """Libraries warn of their own matters."""
     config.addinivalue_line("filterwarnings", "ignore")
-    define_torchvision_ops()
