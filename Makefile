@@ -26,7 +26,7 @@
 # FUZZ_ARGS         arguments of the fuzz: --of, --cases, --seed of the first, --seconds to stop after
 # WHEELS            folder of wheels for make gpu
 # ZOO               extras of the packages whose models make test-zoo trains
-# INTEGRATIONS      extras of the packages that make test-integrations trains with
+# INTEGRATIONS      extras of the packages that make test-integrations trains with; fastai, timm and diffusers are others
 # PYTEST_ARGS       further arguments of pytest; by default as many processes as there are cores, up to 4
 
 PYTHON ?= python3

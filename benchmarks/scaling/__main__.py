@@ -85,9 +85,10 @@ def _with_algorithm(trace: Trace, ranks: int, algorithm: str, wires: Interconnec
     """Return the time of a step whose all-reduces use one algorithm."""
     many = with_exchange_times(on_ranks(trace, ranks, 8), wires)
     ops = list(many.ops)
-    for number, communicator, size_bytes in many.exchanges:
+    for each in many.exchanges:
+        number = each.op
         if kind_of(ops[number].name) == "all-reduce":
-            took = all_reduce_ns(algorithm, size_bytes, many.communicators[communicator], wires)
+            took = all_reduce_ns(algorithm, each.size_bytes, many.communicators[each.communicator], wires)
             ops[number] = replace(ops[number], duration_ns=took)
     return int(last_step(replace(many, ops=tuple(ops))).at_ns[-1])
 

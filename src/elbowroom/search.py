@@ -23,6 +23,7 @@ from elbowroom.errors import CaptureError, UsageError
 from elbowroom.machine import Machine
 from elbowroom.planners import Means, means_of, parts_for
 from elbowroom.step.least_size import least_size
+from elbowroom.step.partners import with_partners
 from elbowroom.trace import Trace
 from elbowroom.watch import Watch
 
@@ -133,7 +134,9 @@ def layouts(
     grid = grid_of(varied, script, argv, options.get("ranks"), options.get("local"))
 
     def captured(place: Mapping[str, int]) -> list[Trace]:
-        return [_of_layout(script, grid, place, rank, target, options) for rank in options.get("look_at", (0,))]
+        ranks = [grid.job(rank, place).rank for rank in options.get("look_at", (0,))]
+        found = {rank: _of_layout(script, grid, place, rank, target, options) for rank in ranks}
+        return list(with_partners(found).values())
 
     watch = options.get("watch")
     return layouts_of(grid.places(), grid.ranks_of, captured, target, searched=grid.span, watch=watch)

@@ -251,11 +251,15 @@ class Exchange(NamedTuple):
         op: its op.
         communicator: index of its group in `Trace.communicators`.
         size_bytes: what is gathered, scattered, reduced or sent.
+        peer: rank in the job to which a message goes, or from which it comes; None for a collective of all ranks.
+        late_ns: how much later than this rank the others are there, as far as they were captured too.
     """
 
     op: int
     communicator: int
     size_bytes: int
+    peer: int | None = None
+    late_ns: int = 0
 
 
 class OpStream(NamedTuple):
@@ -477,11 +481,13 @@ class Trace(Filed):
             rules.integer(f"{where}.local_ranks", group.local_ranks, least=1, most=group.ranks)
             rules.integer(f"{where}.node_ranks", group.node_ranks, least=group.local_ranks)
         last = 0
-        for index, (op, communicator, size_bytes) in enumerate(self.exchanges):
+        for index, (op, communicator, size_bytes, peer, late_ns) in enumerate(self.exchanges):
             where = f"Trace.exchanges[{index}]"
             rules.integer(f"{where}.op", op, least=last, most=len(self.ops) - 1)
             rules.integer(f"{where}.communicator", communicator, most=len(self.communicators) - 1)
             rules.integer(f"{where}.size_bytes", size_bytes)
+            rules.integer(f"{where}.peer", 0 if peer is None else peer)
+            rules.integer(f"{where}.late_ns", late_ns)
             last = op + 1
         last = 0
         for index, (op, stream) in enumerate(self.op_streams):

@@ -244,6 +244,10 @@ def test_a_launcher_says_how_many_ranks_there_are(
         (["--ranks", "8", "--rank", "8"], "--rank: given 8 of 8 ranks; allowed are 0 to 7; name one of them, or last"),
         (["--ranks", "8", "--rank", "0,first"], "--rank: given 'first'; allowed is a rank or several, as in 0,7"),
         (["--ranks", "8", "--rank", "7,last"], "--rank: given last twice; allowed is each once; leave one out"),
+        (
+            ["--ranks", "128", "--rank", "all"],
+            "--rank: given all of 128 ranks; allowed is up to 64, as each",
+        ),
         (["--ranks", "100", "--local", "8"], "--local: given 8 of 100 ranks; allowed is a divisor of 100"),
         (["--rank", "1"], "--rank: given 1 without --ranks; allowed is both; add the size of the job, as in --ranks 8"),
         (["--local", "4"], "--local: given 4 without --ranks"),

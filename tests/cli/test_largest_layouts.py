@@ -91,6 +91,13 @@ def test_each_rank_that_is_named_is_captured_of_each_layout(ranks: Ranks, capsys
     assert [each["peak_allocated_bytes"] // GIB for each in found["layouts"]] == [2, 4]
 
 
+def test_all_ranks_of_each_layout_are_captured(ranks: Ranks) -> None:
+    ranks.size_bytes = lambda _: GIB
+
+    assert run("--vary", "ranks=2,4", "--rank", "all", "--json") == 0
+    assert [(job.rank, job.ranks) for job in ranks.jobs] == [(0, 2), (1, 2), *((rank, 4) for rank in range(4))]
+
+
 def test_a_launcher_says_the_size_of_the_job(ranks: Ranks, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("WORLD_SIZE", "16")
     monkeypatch.setenv("LOCAL_WORLD_SIZE", "4")

@@ -96,6 +96,19 @@ def test_the_rank_of_a_run_that_stalls_longest_is_the_one_that_is_waited_for() -
     )
 
 
+def test_the_rank_of_a_run_that_waits_least_is_the_one_that_is_waited_for_if_waits_were_measured() -> None:
+    # b stalls for copies, and a computes for longer
+    runs = {"a": run_of((0,)) | {"measured_wait_ns": 5 * MS}, "b": run_of((30,)) | {"measured_wait_ns": 60 * MS}}
+
+    ranks = run_times(runs)
+
+    assert (late := waited_for(ranks)) is not None
+    assert (late.name, late.wait_ns) == ("a", 5 * MS)
+    # a rank without a measured step leaves what they stall for
+    without = run_times(runs | {"c": run_of((0,)) | {"measured_wait_ns": None}})
+    assert [each.wait_ns for each in without] == [None] * 3
+
+
 def test_report_takes_the_runs_of_ranks(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     files = [tmp_path / f"run.rank{n}.json" for n in range(2)]
     for path, stall in zip(files, (5, 40), strict=True):

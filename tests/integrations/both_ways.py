@@ -12,6 +12,7 @@ import torch
 from torch import Tensor, nn
 
 from elbowroom.errors import Infeasible
+from elbowroom.integrations.room_switch import RoomSwitch
 from elbowroom.run.room import Room, run_of
 from tests.torch.helpers import MIN_SIZE_BYTES, Outcome, assert_equal
 
@@ -54,6 +55,23 @@ def alone(train: Train, callback: Any) -> Outcome:
     """Train once what the training before left is gone: trainers refer to themselves."""
     gc.collect()
     return train(callback)
+
+
+class Around:
+    """A room around a loop."""
+
+    def __init__(self, budget: int, **options: Any) -> None:
+        self._switch = RoomSwitch(budget, options)  # pyright: ignore[reportArgumentType]
+
+    @property
+    def room(self) -> Room | None:
+        return self._switch.room
+
+    def __enter__(self) -> None:
+        self._switch.open()
+
+    def __exit__(self, _: object, error: BaseException | None, __: object) -> None:
+        self._switch.close(error)
 
 
 def tight(train: Train, made: Callable[..., Any], share: float = SHARE, **options: Any) -> int:

@@ -14,9 +14,7 @@ import torch
 from torch.utils.data import DataLoader, TensorDataset
 
 import elbowroom as er
-from elbowroom.integrations.room_switch import RoomSwitch
-from elbowroom.run.room import Room
-from tests.integrations.both_ways import blocks, outcome, rows, same_within
+from tests.integrations.both_ways import Around, blocks, outcome, rows, same_within
 from tests.torch.helpers import Outcome
 
 accelerate: Any = pytest.importorskip(
@@ -26,23 +24,6 @@ accelerate: Any = pytest.importorskip(
 pytestmark = [pytest.mark.long, pytest.mark.timeout(600)]
 
 BATCHES, ROWS = 12, 512
-
-
-class Around:
-    """A room around a loop."""
-
-    def __init__(self, budget: int, **options: Any) -> None:
-        self._switch = RoomSwitch(budget, options)  # pyright: ignore[reportArgumentType]
-
-    @property
-    def room(self) -> Room | None:
-        return self._switch.room
-
-    def __enter__(self) -> None:
-        self._switch.open()
-
-    def __exit__(self, _: object, error: BaseException | None, __: object) -> None:
-        self._switch.close(error)
 
 
 def loop(folder: Path | None = None, loads: bool = False, **options: Any) -> Outcome:
@@ -107,13 +88,17 @@ def test_what_is_saved_in_the_middle_and_loaded_is_that_of_a_plain_loop(tmp_path
     assert [each.item() for each in inside.losses] == [each.item() for each in plain.losses]
 
 
+# How it ends: Note: [The end of a rank] in tests/rank_ends.py
 SCRIPT = """
-import hashlib, json, os, sys
+import gc, hashlib, json, os, sys
+import torch.distributed.nn
 from tests.integrations.test_accelerate import loop
 found = loop(gradient_accumulation_steps=2)
 bits = b"".join(value.numpy().tobytes() for value in found.state.values())
 with open(sys.argv[1] + os.environ["RANK"], "w") as file:
     json.dump([[each.item() for each in found.losses], hashlib.sha256(bits).hexdigest()], file)
+gc.collect()
+torch.distributed.destroy_process_group()
 """
 
 

@@ -16,6 +16,7 @@ from torch.utils.data import Dataset
 import elbowroom as er
 from elbowroom.run.room import run_of
 from tests.integrations.both_ways import outcome, same_within, tight
+from tests.rank_ends import end_rank
 from tests.torch.helpers import MIN_SIZE_BYTES, Outcome, assert_equal, moved_categories
 
 os.environ.setdefault("HF_HUB_OFFLINE", "1")
@@ -224,7 +225,7 @@ def one_of_two(rank: int, folder: str, port: int, budget: int) -> None:
         peak_bytes = run_of(callback.room).kinds.keep_all_bytes
         swapped = callback.room.steps[-1].swapped_out_bytes
         Path(folder, f"said{rank}").write_text(f"{peak_bytes} {swapped} {run_of(callback.room).over_bytes}")
-    torch.distributed.destroy_process_group()
+    end_rank()
 
 
 def test_two_ranks_train_within_a_budget_each(tmp_path: Path) -> None:

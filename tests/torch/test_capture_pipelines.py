@@ -8,11 +8,13 @@ from pathlib import Path
 import pytest
 import torch.distributed as dist
 
+from elbowroom.answers.exchanges import step_times
 from elbowroom.capture.job_rank import JobRank
 from elbowroom.capture.script import capture_script
 from elbowroom.errors import CaptureError
 from elbowroom.machine import Machine
 from elbowroom.step.exchange_times import kind_of
+from elbowroom.step.partners import with_partners
 from elbowroom.trace import Trace
 
 pytestmark = [
@@ -85,6 +87,28 @@ def test_a_stage_whose_shapes_are_given_asks_for_none() -> None:
     )
     assert parameter_bytes(given) == parameter_bytes(asked) == 2 * BLOCK + TOKENS
     assert given.steps[0].end_op < asked.steps[0].end_op
+
+
+def test_stages_that_are_captured_together_wait_for_each_other() -> None:
+    # given 2 stages of 2 blocks each
+    alone = {rank: stage(rank, 2, "--schedule", "1F1B", "--static") for rank in (0, 1)}
+    begins = {rank: trace.steps[-1].first_op for rank, trace in alone.items()}
+    peers = [{each.peer for each in alone[rank].exchanges if each.op >= begins[rank]} for rank in (0, 1)]
+    assert peers == [{1}, {0}]
+
+    # when
+    together = with_partners(alone)
+
+    # then both take the same time for a step, waits included, and nothing is remarked of them
+    times = [step_times(together[rank]) for rank in (0, 1)]
+    assert times[0] is not None
+    assert times[1] is not None
+    assert times[0].step_ns == times[1].step_ns
+    for rank in (0, 1):
+        own = step_times(alone[rank])
+        assert own is not None
+        assert times[rank].wait_ns > own.wait_ns  # pyright: ignore[reportOptionalMemberAccess]
+        assert not any("waits until another one sends" in each.name for each in together[rank].remarks)
 
 
 @pytest.mark.parametrize(

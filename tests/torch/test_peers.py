@@ -18,6 +18,7 @@ from elbowroom.errors import Infeasible, TierFull, UsageError
 from elbowroom.run import peers
 from elbowroom.run.peers import Peers
 from elbowroom.torch_compat.process_groups import Meeting
+from tests.rank_ends import end_rank
 
 pytestmark = [
     pytest.mark.long,
@@ -156,6 +157,7 @@ def one_of_two(rank: int, folder: str) -> None:
     with pytest.raises(Infeasible) as seen, er.within(("1GiB", "1MiB")[rank]):
         train()
     Path(folder, f"rank{rank}").write_text(f"{seen.value.budget_bytes} {seen.value}")
+    end_rank()
 
 
 def test_a_rank_in_a_collective_raises_the_error_of_the_one_that_left_it_alone(tmp_path: Path) -> None:

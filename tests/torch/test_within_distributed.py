@@ -20,6 +20,7 @@ from torch.distributed.tensor.parallel import ColwiseParallel, RowwiseParallel, 
 
 from elbowroom.capture.recording.profiler_stream import Allocation, Item, Mark, OpSeen, RecordedBlock, _of_training
 from elbowroom.run.room import run_of
+from tests.rank_ends import end_rank
 from tests.torch.helpers import Training, assert_swapped, needs, same_within, telling
 
 pytestmark = [
@@ -132,7 +133,7 @@ def shard_of_two(rank: int, meeting: str) -> None:
     assert_swapped(room, 5)
     assert room.steps[-1].swapped_out_bytes >= 2 * 1920 * 64 * 4
     assert not run_of(room).passed
-    dist.destroy_process_group()
+    end_rank()
 
 
 def test_two_ranks_in_tensor_and_sequence_parallel_make_a_plan_and_keep_it(tmp_path: Path) -> None:
@@ -152,7 +153,7 @@ def one_of_two(rank: int, meeting: str) -> None:
     assert [step.mode for step in room.steps] == ["observe", "plan", "observe", "plan", "plan", "plan"]
     assert room.trace is not None
     assert len(room.trace.saves) == 1 + 4 * 2
-    dist.destroy_process_group()
+    end_rank()
 
 
 def test_two_ranks_of_a_fully_sharded_model_make_a_plan_and_keep_it(tmp_path: Path) -> None:

@@ -43,7 +43,7 @@ class ExchangeMemory(NamedTuple):
 def exchange_memory(trace: Trace, wires: Interconnect) -> ExchangeMemory | None:
     """Return NCCL's memory for the groups that a trace uses; None if it uses none."""
     used: dict[int, bool] = {}
-    for number, communicator, _ in trace.exchanges:
+    for number, communicator, *_ in trace.exchanges:
         if trace.communicators[communicator].ranks > 1:
             used[communicator] = used.get(communicator, False) or kind_of(trace.ops[number].name) in DIRECT
     if not used:

@@ -16,9 +16,9 @@ import torch
 
 from elbowroom.capture.device_durations import device_ns
 from elbowroom.capture.drafts import Brief, OpDraft, SaveDraft, StorageDraft, flops_of, save_of, storage_of
-from elbowroom.capture.measured import Clock, DeviceClock, MovedStorage, curve_of, spans_of
+from elbowroom.capture.measured import Clock, DeviceClock, MovedStorage, curve_of, spans_of, with_exchanges
 from elbowroom.capture.recording.allocator_layout import BRIEF, EMPTIED, HOLE
-from elbowroom.capture.recording.profiler_stream import Allocation, Mark, OpSeen, RecordedBlock
+from elbowroom.capture.recording.profiler_stream import Allocation, ExchangeSeen, Mark, OpSeen, RecordedBlock
 from elbowroom.capture.recording.recorder import Note, Recording
 from elbowroom.capture.recording.states_seen import StatesSeen
 from elbowroom.engine.entries import Entry, Happening
@@ -100,6 +100,7 @@ class Assembly:
         self._offset_ns = 0
         self._now_ns = 0
         self._reached: list[tuple[int, int]] = []
+        self._exchanges: list[ExchangeSeen] = []
         self._run()
 
     # The pass
@@ -118,6 +119,8 @@ class Assembly:
                 if note.reached_ns:
                     self._reached.append((at_ns, note.reached_ns + self._offset_ns))
                 getattr(self, f"_on_{note.what}")(note)
+            elif isinstance(what, ExchangeSeen):
+                self._exchanges.append(what)
             elif self._paused:
                 continue
             elif ends:
@@ -472,7 +475,7 @@ class Assembly:
         moved = [MovedStorage(each, self._storage_of(each.entry)) for each in self._recording.happenings]
         clock = Clock(start_ns=self._ops[0].seen.start_ns, offset_ns=self._offset_ns)
         seen = [op.seen for op in self._ops]
-        spans = spans_of(clock, seen, moved, self._tier)
+        spans = with_exchanges(spans_of(clock, seen, moved, self._tier), clock, self._exchanges)
         curve, at_peak = curve_of(clock, self._changes, self._storages)
         return Timeline(
             source="measured",

@@ -7,7 +7,7 @@ from collections.abc import Iterable, Sequence
 from typing import NamedTuple, final
 
 from elbowroom.capture.drafts import StorageDraft
-from elbowroom.capture.recording.profiler_stream import OpSeen
+from elbowroom.capture.recording.profiler_stream import ExchangeSeen, OpSeen
 from elbowroom.engine.entries import Happening
 from elbowroom.machine import TierName
 from elbowroom.timeline import Curve, Lane, Span
@@ -15,6 +15,7 @@ from elbowroom.trace import Category
 
 COPY_LANES: tuple[Lane, Lane] = ("copy out", "copy back")
 DISK_LANES: tuple[Lane, Lane] = ("disk write", "disk read")
+WAIT = "wait for collectives"
 
 
 class Clock(NamedTuple):
@@ -59,6 +60,42 @@ def spans_of(clock: Clock, ops: Sequence[OpSeen], moved: Iterable[MovedStorage],
         if each.happening.end_ns + clock.offset_ns >= clock.start_ns
     ]
     return tuple(sorted(spans, key=lambda span: span.start_ns))
+
+
+def with_exchanges(spans: tuple[Span, ...], clock: Clock, exchanges: Iterable[ExchangeSeen]) -> tuple[Span, ...]:
+    """Return the spans with those of collectives, and of waits for them, in order of time.
+
+    Compute waits where it does nothing and goes on only once a collective has ended. A wait inside an op, such as
+    wait_tensor, is part of that op.
+
+    Args:
+        spans: ops, stalls and transfers.
+        clock: clock of the step.
+        exchanges: the collectives that were recorded; those that ended before the step are left out.
+    """
+    found = [
+        Span(
+            lane="collective",
+            kind="exchange",
+            name=each.name,
+            start_ns=max(each.start_ns - clock.start_ns, 0),
+            end_ns=each.end_ns - clock.start_ns,
+            size_bytes=each.size_bytes,
+        )
+        for each in exchanges
+        if each.end_ns >= clock.start_ns
+    ]
+    if not found:
+        return spans
+    ends, waits, until = sorted(each.end_ns for each in found), list[Span](), 0
+    for span in spans:
+        if span.lane != "compute":
+            continue
+        last = bisect_right(ends, span.start_ns) - 1
+        if last >= 0 and ends[last] > until:
+            waits.append(Span(lane="compute", kind="wait", name=WAIT, start_ns=until, end_ns=ends[last]))
+        until = max(until, span.end_ns)
+    return tuple(sorted((*spans, *found, *waits), key=lambda span: span.start_ns))
 
 
 def _span(

@@ -566,6 +566,8 @@ class RunAnswer:
         recomputes: how many recipes of the last plan rebuild storages.
         simulated_peak_allocated_bytes: peak of the last plan, simulated; null if there was none.
         measured_peak_allocated_bytes: the most that recorded steps held.
+        measured_wait_ns: time of the last measured step in which compute waited for collectives of gloo; null if none
+            was measured.
         energy: what the computer's own counter measured; null where none can be read.
         simulated_energy: energy of a step of the last plan, simulated; null without one, and where the power of the
             board is not known.
@@ -585,6 +587,7 @@ class RunAnswer:
     recomputes: int
     simulated_peak_allocated_bytes: int | None
     measured_peak_allocated_bytes: int
+    measured_wait_ns: int | None
     energy: MeasuredEnergy | None
     simulated_energy: Energy | None
     kinds: tuple[Kind, ...]

@@ -15,6 +15,7 @@ from elbowroom.cli.progress import progress
 from elbowroom.errors import ElbowroomError, UsageError
 from elbowroom.step.exchange_times import with_exchange_times
 from elbowroom.step.least_size import least_size
+from elbowroom.step.partners import with_partners
 from elbowroom.watch import Watch
 
 if TYPE_CHECKING:
@@ -53,7 +54,8 @@ def execute(arguments: argparse.Namespace) -> int:
     with progress() as say:
         watch = Watch(say, arguments.timeout)
         found = _traces(script, cases, arguments, watch)
-        traces = [with_exchange_times(trace, each) for trace, each in zip(found, wires, strict=True)]
+        timed = [with_exchange_times(trace, each) for trace, each in zip(found, wires, strict=True)]
+        traces = _together(timed, cases)
         answers = [_answer(trace, machine, watch) for trace, (machine, _) in zip(traces, cases, strict=True)]
         answers = _planned(script, answers, traces, cases, arguments, watch)
     if arguments.out:
@@ -118,6 +120,20 @@ def _traces(script: scripts.Script, cases: Sequence[Case], arguments: argparse.N
                 shared[facts, job] = trace
         traces.append(trace)
     return traces
+
+
+def _together(traces: Sequence[Trace], cases: Sequence[Case]) -> list[Trace]:
+    """Return the traces of ranks of one job on one GPU with how late the others are for what each receives."""
+    by_machine: dict[str, dict[int, int]] = {}
+    for index, (machine, job) in enumerate(cases):
+        if job is not None:
+            by_machine.setdefault(machine.name, {})[job.rank] = index
+    found = list(traces)
+    for places in by_machine.values():
+        if len(places) > 1:
+            for rank, trace in with_partners({rank: traces[index] for rank, index in places.items()}).items():
+                found[places[rank]] = trace
+    return found
 
 
 def _recorded(path: str) -> Trace:

@@ -12,6 +12,7 @@ from elbowroom.cli import output, ranks, scripts
 from elbowroom.cli.answer_types import LayoutsAnswer, TriedLayout
 from elbowroom.cli.progress import progress
 from elbowroom.errors import CaptureError, UsageError
+from elbowroom.step.partners import with_partners
 from elbowroom.watch import Watch
 
 if TYPE_CHECKING:
@@ -58,7 +59,10 @@ def _looked_at(
     places = grid.places()
 
     def captured(place: Mapping[str, int]) -> list[Trace]:
-        return [_captured(script, machine, grid, place, rank, arguments, watch) for rank in looked]
+        count = grid.ranks_of(place)
+        wanted = [count - 1 if rank < 0 else rank for rank in looked] or range(ranks.checked_all(count))
+        found = {rank: _captured(script, machine, grid, place, rank, arguments, watch) for rank in wanted}
+        return list(with_partners(found).values())
 
     return layouts_of(places, grid.ranks_of, captured, machine, searched=grid.span, watch=watch)
 

@@ -12,15 +12,17 @@ from elbowroom.errors import UsageError
 from elbowroom.hardware.interconnects import Interconnect
 from elbowroom.machine import Machine
 
-LAST = "last"
-_FORM = f"a rank or several, as in 0,7 or 0,{LAST}"
+LAST, ALL = "last", "all"
+_FORM = f"a rank or several, as in 0,7 or 0,{LAST}, or {ALL}"
+MOST = 64
+"""Most ranks that "all" stands for: each is captured by itself."""
 
 
 def add(parser: argparse.ArgumentParser) -> None:
     """Add the options to the parser of a verb."""
     parser.add_argument("--ranks", type=int, metavar="N", help="as one of N processes that torchrun starts, a GPU each")
     parser.add_argument("--local", type=int, metavar="L", help="of these on each computer (default: all of up to 8)")
-    parser.add_argument("--rank", metavar="R", help=f"the ranks to look at: 0,7 or 0,{LAST} (default: 0)")
+    parser.add_argument("--rank", metavar="R", help=f"the ranks to look at: 0,7 or 0,{LAST} or {ALL} (default: 0)")
     parser.add_argument(
         "--interconnect",
         metavar="A,B",
@@ -57,6 +59,8 @@ def jobs_of(arguments: argparse.Namespace, environment: Mapping[str, str] | None
                 )
         return [None]
     found: list[JobRank | None] = []
+    if asked == ALL:
+        return [_job(str(rank), ranks, local) for rank in range(checked_all(ranks))]
     for word in (asked or "0").split(","):
         job = _job(word.strip(), ranks, local)
         if job in found:
@@ -105,13 +109,29 @@ def size_of(
 
 
 def numbers_of(arguments: argparse.Namespace) -> list[int]:
-    """Return the ranks to look at whatever the size of the job: -1 for the last one.
+    """Return the ranks to look at whatever the size of the job: -1 for the last one, none for all of them.
 
     Raises:
         UsageError: a word is no rank.
     """
+    if arguments.rank == ALL:
+        return []
     words = [word.strip() for word in (arguments.rank or "0").split(",")]
     return [-1 if word == LAST else _number(word) for word in dict.fromkeys(words)]
+
+
+def checked_all(ranks: int) -> int:
+    """Return the size of a job all of whose ranks are looked at.
+
+    Raises:
+        UsageError: they are too many.
+    """
+    if ranks > MOST:
+        raise UsageError(
+            f"--rank: given {ALL} of {ranks} ranks; allowed is up to {MOST}, as each is captured; name some of them, "
+            f"as in --rank 0,{LAST}"
+        )
+    return ranks
 
 
 def _number(word: str) -> int:

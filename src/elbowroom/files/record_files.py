@@ -21,7 +21,7 @@ from elbowroom.files.older_versions import oldest_of, to_newest
 
 R = TypeVar("R")
 
-VERSIONS: Mapping[str, int] = {"trace": 8, "machine": 2, "plan": 2, "timeline": 3, "pareto": 1}
+VERSIONS: Mapping[str, int] = {"trace": 9, "machine": 2, "plan": 2, "timeline": 3, "pareto": 1}
 """By name of the record, the version that is written; it is the newest that is read."""
 
 MAX_FILE_BYTES = 256 * 2**20

@@ -12,7 +12,7 @@ from rich.text import Text
 
 from elbowroom.answers.estimate import Estimate, Interval, moment_label
 from elbowroom.answers.exchange_memory import exchange_memory
-from elbowroom.answers.exchanges import collectives_of, step_times
+from elbowroom.answers.exchanges import StepTimes, collectives_of, step_times
 from elbowroom.answers.largest import Largest
 from elbowroom.answers.planned_training import PlannedTraining
 from elbowroom.hardware.interconnects import Interconnect
@@ -61,7 +61,7 @@ def rendered(
     """
     notes = _remarks(dict.fromkeys(remark for trace in traces for remark in trace.remarks))
     if len(answers) > 1:
-        return Group(_machines(script, answers, ranks), *notes)
+        return Group(_machines(script, answers, ranks, [step_times(trace) for trace in traces]), *notes)
     answer = answers[0]
     parts: list[RenderableType] = [Text(f"{script} on {answer.machine}: {verdict(answer)}", style=_style(answer))]
     parts += _planned_lines(answer.planned)
@@ -232,8 +232,10 @@ def _row(table: Table, name: str, size_bytes: int, answer: Estimate) -> None:
     table.add_row(Text(name), format_bytes(size_bytes), f"{share:.1%}")
 
 
-def _machines(script: str, answers: Sequence[Estimate], ranks: Sequence[int] = ()) -> FittingTable:
-    planned = any(answer.planned is not None for answer in answers)
+def _machines(
+    script: str, answers: Sequence[Estimate], ranks: Sequence[int], times: Sequence[StepTimes | None]
+) -> FittingTable:
+    planned, timed = any(answer.planned is not None for answer in answers), any(times)
     columns = (
         Column("GPU", left=True),
         *([Column("rank")] if ranks else []),
@@ -246,6 +248,7 @@ def _machines(script: str, answers: Sequence[Estimate], ranks: Sequence[int] = (
         Column("low", rank=4),
         Column("high", rank=4),
         *([Column("with a plan", rank=3, left=True)] if planned else []),
+        *([Column("step"), Column("waits")] if timed else []),
     )
     rows = [
         (
@@ -258,10 +261,15 @@ def _machines(script: str, answers: Sequence[Estimate], ranks: Sequence[int] = (
             format_bytes(answer.peak_reserved_bytes),
             *_cells(answer.peak_device),
             *([_planned_cell(answer.planned)] if planned else []),
+            *(_time_cells(times[number]) if timed else []),
         )
         for number, answer in enumerate(answers)
     ]
     return FittingTable(escape(script), columns, rows)
+
+
+def _time_cells(times: StepTimes | None) -> tuple[str, str]:
+    return ("", "") if times is None else (format_ns(times.step_ns), format_ns(times.wait_ns))
 
 
 def _planned_cell(planned: PlannedTraining | None) -> str:

@@ -32,7 +32,7 @@ class RankTimes:
         step_ns: time of the step.
         busy_ns: time in which compute runs ops; None for a run, in which that is not measured.
         stall_ns: time in which compute waits for copies.
-        wait_ns: time in which compute waits for collectives; None for a run, in which that is not measured.
+        wait_ns: time in which compute waits for collectives; None for a run that did not measure it.
     """
 
     name: str
@@ -72,12 +72,14 @@ def rank_times(lines: Mapping[str, Timeline]) -> tuple[RankTimes, ...]:
 def run_times(answers: Mapping[str, Mapping[str, Any]]) -> tuple[RankTimes, ...]:
     """Return the figures of runs, from what `elbowroom run --json` wrote for each rank, by the name of its file.
 
-    The times are medians over the steps.
+    The times are medians over the steps. Waits are those of the step that was measured, if all ranks measured one.
 
     Raises:
         FormatError: a file is of another version, or has no steps.
     """
     found: list[RankTimes] = []
+    waits = {name: answer.get("measured_wait_ns") for name, answer in answers.items()}
+    waits_known = any(waits.values()) and None not in waits.values()
     for name, answer in answers.items():
         try:
             steps = [(int(step["step_ns"]), int(step["stall_ns"])) for step in answer["steps"]]
@@ -95,7 +97,7 @@ def run_times(answers: Mapping[str, Mapping[str, Any]]) -> tuple[RankTimes, ...]
                 peak_allocated_bytes=peaks[0],
                 peak_reserved_bytes=max(peaks),
                 busy_ns=None,
-                wait_ns=None,
+                wait_ns=waits[name] if waits_known else None,
                 **figures,
             )
         )

@@ -40,8 +40,8 @@ def with_exchange_times(trace: Trace, wires: Interconnect) -> Trace:
     if not trace.exchanges:
         return trace
     ops = list(trace.ops)
-    for number, communicator, size_bytes in trace.exchanges:
-        group = trace.communicators[communicator]
-        duration_ns = exchange_ns(kind_of(ops[number].name) or "broadcast", size_bytes, group, wires)
+    for each in trace.exchanges:
+        number, group = each.op, trace.communicators[each.communicator]
+        duration_ns = exchange_ns(kind_of(ops[number].name) or "broadcast", each.size_bytes, group, wires)
         ops[number] = replace(ops[number], duration_ns=duration_ns)
     return replace(trace, ops=tuple(ops))

@@ -13,7 +13,7 @@ class OpLine(NamedTuple):
     `arguments` are by position: shapes, flags, numbers, lists of these, and None for the rest. `dtype` is that of the
     first tensor among them. `moved_bytes` are those of the tensors that it reads and makes. `form` is that of
     `Compared`, `source_line` a number of `SourceLines`. `stream` is a number of torch's, `exchange` the group and
-    the bytes of a collective.
+    the bytes of a collective, and the other rank of a message.
     """
 
     name: str
@@ -27,4 +27,4 @@ class OpLine(NamedTuple):
     form: str = ""
     source_line: int | None = None
     stream: int = 0
-    exchange: tuple[int, int] | None = None
+    exchange: tuple[int, int, int | None] | None = None

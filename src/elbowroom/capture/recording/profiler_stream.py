@@ -8,6 +8,7 @@ that Python sees (autograd saves, a module begins) into the same order.
 
 from __future__ import annotations
 
+import math
 import os
 import sys
 import tempfile
@@ -32,6 +33,8 @@ from elbowroom.torch_compat.profiler import (
 )
 
 PREFIX = "elbowroom:"
+GLOO = "gloo:"
+"""What the names of gloo's collectives begin with, as its threads record them."""
 BACKWARD = "autograd::engine::evaluate_function: "
 UNHEARD = (b"USDT:", b"before the profiling started", b"Toggling CPU activity", b"no active profiling session found")
 """Parts of the profiler's own notes that are not passed on."""
@@ -85,11 +88,27 @@ class OpSeen:
     end_ns: int
 
 
+@dataclass(slots=True)
+class ExchangeSeen:
+    """A collective of gloo, from when one of its threads begins with it until it is done.
+
+    Attributes:
+        name: name, such as "gloo:all_reduce".
+        size_bytes: bytes of its tensors.
+        start_ns, end_ns: times on the profiler's clock.
+    """
+
+    name: str
+    size_bytes: int
+    start_ns: int
+    end_ns: int
+
+
 class Item(NamedTuple):
     """One entry of the stream; `ends` marks the end of an op."""
 
     at_ns: int
-    what: Allocation | Mark | OpSeen
+    what: Allocation | Mark | OpSeen | ExchangeSeen
     ends: bool = False
 
 
@@ -167,6 +186,8 @@ class ProfilerStream:
                     yield Item(event.start_time_ns, Allocation(block, fields.alloc_size < 0))
             elif event.name.startswith(PREFIX):
                 yield Item(event.start_time_ns, Mark(int(event.name[len(PREFIX) :])))
+            elif event.name.startswith(GLOO):
+                yield Item(event.start_time_ns, _exchange(event))
             elif tag == "TorchOp":
                 if event.name.startswith(BACKWARD):
                     node = event.extra_fields.sequence_number
@@ -183,11 +204,11 @@ class ProfilerStream:
 def _of_training(items: list[Item]) -> list[Item]:
     """Return the items of a thread that belong to the step.
 
-    Threads of collectives and loaders run other ops at the same time. Only their allocations count.
+    Threads of collectives and loaders run other ops at the same time. Only their allocations and collectives count.
     """
     if any(isinstance(what, Mark) or (isinstance(what, OpSeen) and what.backward) for _, what, _ in items):
         return items
-    return [item for item in items if isinstance(item.what, Allocation)]
+    return [item for item in items if isinstance(item.what, (Allocation, ExchangeSeen))]
 
 
 def _in_order(item: Item) -> tuple[int, bool]:
@@ -241,6 +262,20 @@ def _op(event: Any, node: int | None, device: torch.device) -> OpSeen | None:
         start_ns=event.start_time_ns,
         end_ns=event.end_time_ns,
     )
+
+
+def _exchange(event: Any) -> ExchangeSeen:
+    """Return the collective of an event."""
+    size_bytes = sum(map(_bytes_of, event.extra_fields.inputs))
+    return ExchangeSeen(event.name, size_bytes, event.start_time_ns, event.end_time_ns)
+
+
+def _bytes_of(argument: Any) -> int:
+    """Return the bytes of a tensor, or of a list of tensors; 0 of anything else."""
+    if isinstance(argument, list):
+        return sum(map(_bytes_of, argument))  # pyright: ignore[reportUnknownArgumentType]
+    sizes = getattr(argument, "sizes", None)
+    return 0 if sizes is None else math.prod(sizes) * argument.dtype.itemsize
 
 
 def _argument(argument: Any) -> tuple[int, ...] | bool | None:

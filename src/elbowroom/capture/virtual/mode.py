@@ -343,7 +343,12 @@ class VirtualMode(DispatchMode):
 
     @contextmanager
     def collective(
-        self, name: str, read: list[torch.Tensor], written: list[torch.Tensor], group: int | None = None
+        self,
+        name: str,
+        read: list[torch.Tensor],
+        written: list[torch.Tensor],
+        group: int | None = None,
+        peer: int | None = None,
     ) -> Iterator[None]:
         """Note a collective of tensors on the GPU; the copies inside, which stand for it, are no ops.
 
@@ -352,6 +357,7 @@ class VirtualMode(DispatchMode):
             read: tensors that it reads.
             written: tensors that it writes.
             group: number of its communicator in the ledger.
+            peer: rank in the job of the other process, if it is a message.
         """
         with self._lock:
             reads, writes = self.ledger.numbers_of(read), self.ledger.numbers_of(written)
@@ -362,7 +368,7 @@ class VirtualMode(DispatchMode):
                 phase: Phase = "backward" if backward else "optimizer" if self.optimizing else self.phase_outside
                 line = OpLine(name, self._path(backward), phase, reads, writes)
                 size_bytes = max(sum(map(bytes_of, read)), sum(map(bytes_of, written)))
-                exchange = None if group is None else (group, size_bytes)
+                exchange = None if group is None else (group, size_bytes, peer)
                 stream = self.ledger.streams.current()
                 line = line._replace(source_line=self._source_line(backward), stream=stream, exchange=exchange)
                 self.ledger.ops.append(line)

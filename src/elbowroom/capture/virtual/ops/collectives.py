@@ -31,7 +31,9 @@ def _wrap(_mode: VirtualMode, func: Any, args: tuple[Any, ...], _kwargs: dict[st
     return func(*args)
 
 
-def exchanged(ledger: Ledger, func: Any, args: tuple[Any, ...], given: list[torch.Tensor]) -> tuple[int, int] | None:
+def exchanged(
+    ledger: Ledger, func: Any, args: tuple[Any, ...], given: list[torch.Tensor]
+) -> tuple[int, int, None] | None:
     """Return the group and the bytes of a functional collective; None for any other op.
 
     Its last argument is the name of the group. It is counted with what comes of it: a gathering makes as many times
@@ -42,7 +44,7 @@ def exchanged(ledger: Ledger, func: Any, args: tuple[Any, ...], given: list[torc
     group: Any = resolved_group(args[-1])
     number = group.communicator()
     size_bytes = sum(bytes_of(tensor) for tensor in given)
-    return number, size_bytes * (ledger.communicators[number].ranks if "all_gather" in str(func) else 1)
+    return number, size_bytes * (ledger.communicators[number].ranks if "all_gather" in str(func) else 1), None
 
 
 def drawn(mode: VirtualMode, op: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:

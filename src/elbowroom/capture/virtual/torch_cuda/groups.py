@@ -32,6 +32,7 @@ from elbowroom.capture.rank_mail import RankMail
 from elbowroom.engine.storages import tensors_of
 from elbowroom.errors import CaptureError
 from elbowroom.hardware.interconnects import Communicator
+from elbowroom.step.partners import WAITS
 from elbowroom.torch_compat.device_modules import done_work
 
 if TYPE_CHECKING:
@@ -40,7 +41,6 @@ if TYPE_CHECKING:
 Change = tuple[Any, str, Any]
 NAME = "elbowroom"
 OTHERS = "{} processes (estimated is one of them)"
-WAITS = "the time in which a rank waits until another one sends, as stages of a pipeline do"
 Tensors = Sequence[torch.Tensor]
 MOST_NUMBERS = 16
 """Most whole numbers of a tensor that are really sent: counts, sizes and flags, and no tokens."""
@@ -122,7 +122,7 @@ class Groups:
             peer: rank of the other process in the job.
         """
         for tensor in tensors:
-            if tensor.numel() > MOST_NUMBERS or tensor.dtype not in WHOLE:
+            if self.is_message(tensor):
                 self._tell_of_waits()
             elif self._mail is None or self._of_objects:
                 continue
@@ -131,6 +131,10 @@ class Groups:
             else:
                 numbers = torch.tensor(json.loads(self._mail.receive(peer)), dtype=tensor.dtype, device="cpu")
                 tensor.detach().copy_(numbers.view(tensor.shape))
+
+    def is_message(self, tensor: torch.Tensor) -> bool:
+        """Return whether what is sent to one process is a tensor of a training: no object and not a few numbers."""
+        return not self._of_objects and (tensor.numel() > MOST_NUMBERS or tensor.dtype not in WHOLE)
 
     def _tell_of_waits(self) -> None:
         if not self._waits:
@@ -317,9 +321,11 @@ def _noting(name: str, function: Callable[..., Any]) -> Callable[..., Any]:
         targets = list(tensors_of(args[:1]))
         sources = list(tensors_of(args[1:2])) if name not in IN_PLACE else targets
         assert Groups.current is not None
-        with Groups.current.mode.collective(f"c10d.{name}", sources, targets, group.communicator()):
-            if name in ("send", "recv"):
-                Groups.current.pass_numbers(name, targets, group.members[args[1]])
+        peer = group.members[args[1]] if name in ("send", "recv") else None
+        other = peer if any(map(Groups.current.is_message, targets)) else None
+        with Groups.current.mode.collective(f"c10d.{name}", sources, targets, group.communicator(), other):
+            if peer is not None:
+                Groups.current.pass_numbers(name, targets, peer)
             return function(group, *args, **how)
 
     return done
