@@ -1,4 +1,4 @@
-"""Loaders of transformers and accelerate in a run: they take no block of the model's size, and leave nothing out."""
+"""Loaders of transformers, accelerate and diffusers in a run: nothing has the whole model, and nothing is left out."""
 
 from __future__ import annotations
 
@@ -14,14 +14,32 @@ from torch import nn
 
 import elbowroom as er
 from elbowroom.engine.hub_loading import NAMES, ONE_BY_ONE, HubLoading
+from elbowroom.engine.storages import RAW_STORAGE
 
 FREE = {0: 10, "cpu": 90}
 WITH_HOST = {0: 100, "cpu": 0}
 
 
+def nothing(_parameter: nn.Parameter) -> None: ...
+
+
 def free_memory(max_memory: dict[Any, int] | None = None) -> dict[Any, int]:
     """What accelerate's function of that name gives: what is free, or what was given."""
     return dict(FREE if max_memory is None else max_memory)
+
+
+def put(module: nn.Module, name: str, value: torch.Tensor) -> None:
+    """Put a parameter past the module's methods, as accelerate does."""
+    path, _, last = name.rpartition(".")
+    module.get_submodule(path)._parameters[last] = nn.Parameter(value)
+
+
+def read(checkpoint_file: str, device_map: Any = None) -> tuple[str, Any]:
+    """What accelerate reads, and where to."""
+    return checkpoint_file, device_map
+
+
+FUNCTIONS: dict[str, Any] = {"set_module_tensor_to_device": put, "load_state_dict": read}
 
 
 @pytest.fixture(autouse=True)
@@ -35,12 +53,10 @@ def _without_libraries(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
 
 def imported(monkeypatch: pytest.MonkeyPatch) -> dict[str, Any]:
     """Modules with the names and functions of these libraries, as if a script had imported them just now."""
-    found: dict[str, Any] = {}
+    found: dict[str, Any] = {module: ModuleType(module) for module, _ in NAMES}
     for module, name in NAMES:
-        made: Any = ModuleType(module)
-        setattr(made, name, free_memory)
-        monkeypatch.setitem(sys.modules, module, made)
-        found[module] = made
+        setattr(found[module], name, FUNCTIONS.get(name, free_memory))
+        monkeypatch.setitem(sys.modules, module, found[module])
     return found
 
 
@@ -49,7 +65,7 @@ def test_a_device_of_its_own_counts_what_the_host_has_and_no_block_is_taken_firs
 ) -> None:
     # given one GPU, and libraries that are imported once the run is open
     monkeypatch.setattr(torch.cuda, "device_count", lambda: 1)
-    loading = HubLoading()
+    loading = HubLoading(nothing)
     libraries = imported(monkeypatch)
     # when
     loading.look()
@@ -58,16 +74,47 @@ def test_a_device_of_its_own_counts_what_the_host_has_and_no_block_is_taken_firs
     assert libraries["accelerate.utils.modeling"].get_max_memory() == WITH_HOST
     assert libraries["accelerate.utils.modeling"].get_max_memory({0: 5, "cpu": 7}) == {0: 5, "cpu": 7}
     assert libraries["transformers.modeling_utils"].caching_allocator_warmup("model", {}, None) is None
+    assert libraries["accelerate.utils.modeling"].load_state_dict("weights", device_map={"": 0}) == ("weights", None)
     assert os.environ[ONE_BY_ONE] == "1"
     # and all is as before once the run has ended
     loading.close()
-    assert all(getattr(libraries[module], name) is free_memory for module, name in NAMES)
+    assert all(getattr(libraries[module], name) is FUNCTIONS.get(name, free_memory) for module, name in NAMES)
+
+
+def test_what_is_put_past_the_methods_of_modules_is_seen(monkeypatch: pytest.MonkeyPatch) -> None:
+    # given
+    seen: list[nn.Parameter] = []
+    libraries = imported(monkeypatch)
+    loading = HubLoading(seen.append)
+    model = nn.Sequential(nn.Linear(2, 2))
+    # when
+    libraries["accelerate.utils.modeling"].set_module_tensor_to_device(model, "0.weight", torch.ones(2, 2))
+    loading.close()
+    # then
+    assert [id(each) for each in seen] == [id(model[0].weight)]
+
+
+def test_parameters_that_accelerate_puts_leave_as_the_next_one_comes(monkeypatch: pytest.MonkeyPatch) -> None:
+    # given a model without bytes, and a run
+    with torch.device("meta"):
+        model = nn.Sequential(*(nn.Linear(64, 64, bias=False) for _ in range(4)))
+    weights = {f"{n}.weight": torch.full((64, 64), float(n)) for n in range(4)}
+    libraries = imported(monkeypatch)
+    with er.within("1GiB", device="cpu", allow=("swap", "state", "parameter"), min_size=1024):
+        # when
+        for name in list(weights):
+            put_by_them = libraries["accelerate.utils.modeling"].set_module_tensor_to_device
+            put_by_them(model, name, weights.pop(name))
+        # then only the last one has its bytes there
+        empty = [RAW_STORAGE(each).nbytes() == 0 for each in model.parameters()]
+        assert empty == [True, True, True, False]
+        assert [each.mean().item() for each in model.parameters()] == [0.0, 1.0, 2.0, 3.0]
 
 
 def test_several_devices_get_what_each_has(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(torch.cuda, "device_count", lambda: 2)
     libraries = imported(monkeypatch)
-    loading = HubLoading()
+    loading = HubLoading(nothing)
     assert libraries["accelerate.utils.modeling"].get_max_memory() == FREE
     loading.close()
 
@@ -76,7 +123,7 @@ def test_what_others_have_set_stays_when_the_run_ends(monkeypatch: pytest.Monkey
     # given a script that loads one by one anyway, and replaces a function while the run is open
     libraries = imported(monkeypatch)
     monkeypatch.setenv(ONE_BY_ONE, "true")
-    loading = HubLoading()
+    loading = HubLoading(nothing)
     libraries["accelerate.utils.modeling"].get_max_memory = sorted
     # when
     loading.close()

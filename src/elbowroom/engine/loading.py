@@ -30,7 +30,7 @@ class Loading:
     def __init__(self, moved: Callable[[Iterable[nn.Parameter]], None], made: Callable[[nn.Parameter], None]) -> None:
         self._moved = moved
         self._made = made
-        self._hub = HubLoading()
+        self._hub = HubLoading(made)
         self._apply = apply_of_modules()
         self._ours = self._reporting(self._apply)
         set_apply_of_modules(self._ours)
