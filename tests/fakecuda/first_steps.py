@@ -79,7 +79,8 @@ def main() -> None:
     spec = json.load(sys.stdin)
     trust()
     warnings.simplefilter("ignore")
-    print("@@" + json.dumps({model: tried(model, spec.get("share", 1), inside=spec["inside"]) for model in spec["models"]}))
+    share, inside = spec.get("share", 1), spec["inside"]
+    print("@@" + json.dumps({model: tried(model, share, inside=inside) for model in spec["models"]}))
 
 
 if __name__ == "__main__":

@@ -29,7 +29,6 @@ from elbowroom.run.step_kinds import StepKind
 from elbowroom.step.schedule import Action
 from elbowroom.torch_compat.core import version_of
 
-
 TIDY_SHARE = 7 / 8
 """Share of the budget from which on a step that begins a plan gives free memory back: Note: [Tidy]."""
 
