@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import re
 import subprocess
 import sys
 from pathlib import Path
@@ -181,6 +182,13 @@ def test_a_limit_that_leaves_no_room_for_a_plan_ends_nothing(tmp_path: Path) -> 
 
     assert (inside.returncode, inside.stdout) == (0, plain.stdout), inside.stderr
     assert "storages leave in each step as early as they can" in inside.stderr
+    # and the limit that it names, in the warning and at the end, is one that has a plan
+    named = re.findall(r"A limit of [^(]+\((\d+) bytes\) would do", inside.stderr)
+    assert len(named) == 2
+    assert named[0] == named[1]
+    planned = run_in_group(python("-m", "elbowroom", "run", str(script)), tmp_path, int(named[0]))
+    assert (planned.returncode, planned.stdout) == (0, plain.stdout), planned.stderr
+    assert "planned peak" in planned.stderr
 
 
 def test_a_run_that_is_looked_at_fits_the_same_limit(script: Path, tmp_path: Path) -> None:

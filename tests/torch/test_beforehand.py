@@ -112,6 +112,18 @@ def test_no_budget_that_a_plan_meets_is_refused(allow: tuple[str, ...]) -> None:
     assert not verdict.refuses
 
 
+@pytest.mark.parametrize(("model", "is_said"), [("wide layers", True), ("many rows first", False)])
+def test_a_refusal_says_that_parameters_may_move_where_they_are_much_of_the_least(model: str, is_said: bool) -> None:
+    # given a budget that nothing meets
+    trace = trace_of(model)
+    parameters_bytes = sum(each.size_bytes for each in trace.storages if each.category == "parameter")
+    # when
+    refused = verdict_of(trace, GPU, QUESTION)
+    # then
+    assert (3 * parameters_bytes >= refused.least_feasible_bytes) is is_said
+    assert ("--allow swap,recompute,state,gradient,parameter" in refused.message) is is_said
+
+
 def test_gradients_count_as_movable_only_where_they_may_move() -> None:
     trace = trace_of("many rows first")
     kept = verdict_of(trace, GPU, QUESTION)

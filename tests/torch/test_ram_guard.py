@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import gc
 import os
+import re
 import resource
 import subprocess
 import sys
@@ -256,6 +257,10 @@ def test_where_no_plan_holds_what_the_limit_leaves_the_training_goes_on_as_in_it
         train(5)
 
     assert [step.mode for step in room.steps] == ["observe", "observe", "frugal", "frugal", "frugal"]
+    # and a limit is named, above the one there is
+    named = re.search(r"5 steps, no plan: no plan holds steps\. A limit of .* \((\d+) bytes\) would do", room.summary())
+    assert named is not None, room.summary()
+    assert limit.limit_bytes < int(named[1]) < limit.limit_bytes + 45 * MIB
 
 
 def test_a_given_budget_that_no_plan_meets_is_refused_below_a_limit_too(monkeypatch: pytest.MonkeyPatch) -> None:

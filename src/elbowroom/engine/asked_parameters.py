@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from functools import partial
 from typing import final
 
 import torch
@@ -11,6 +12,7 @@ from elbowroom.engine.away_parts import AwayParts
 from elbowroom.engine.conductor import Conductor
 from elbowroom.engine.executor import Executor
 from elbowroom.engine.gradients import Gradients
+from elbowroom.engine.handed_addresses import Memory, ReadStorage
 from elbowroom.engine.movable_parameters import MovableParameters
 from elbowroom.engine.raw_reads import Use
 from elbowroom.engine.storages import RAW_STORAGE
@@ -52,7 +54,7 @@ class AskedParameters:
         self._is_between = is_between
         self._is_saving = is_saving
 
-    def asked(self, tensor: torch.Tensor, use: Use) -> torch.UntypedStorage | None:
+    def asked(self, tensor: torch.Tensor, use: Use) -> Memory | None:
         """Bring a parameter back, as code takes its address or its storage. See RawReads."""
         try:
             storage = RAW_STORAGE(tensor)
@@ -73,7 +75,7 @@ class AskedParameters:
         in_ram, addresses = use == "array" and self._executor.device.type == "cpu", self._movable.addresses
         (addresses.array if in_ram else addresses.keep)(storage)
 
-    def _asked_for(self, storage: torch.UntypedStorage, use: Use) -> torch.UntypedStorage | None:
+    def _asked_for(self, storage: torch.UntypedStorage, use: Use) -> Memory | None:
         if self._is_saving():
             return None
         if use == "reader" and (memory := self._for_reader(storage)) is not None:
@@ -88,10 +90,12 @@ class AskedParameters:
             self._movable.changed(key)
         return None
 
-    def _for_reader(self, storage: torch.UntypedStorage) -> torch.UntypedStorage | None:
+    def _for_reader(self, storage: torch.UntypedStorage) -> Memory | None:
         """Return memory with the bytes of a parameter that is away, for code that reads them before the next step."""
-        if self._executor.device.type != "cpu" or not self._is_between():
+        if not self._is_between():
             return None
+        if self._executor.device.type != "cpu":
+            return self._named(storage)
         key = storage_key(storage)
         found = self._movable.addresses.mapped.get(key)
         if found is None and key in self._away.entries:
@@ -103,3 +107,26 @@ class AskedParameters:
         if found is None:
             self._movable.addresses.read(storage)
         return found
+
+    def _named(self, storage: torch.UntypedStorage) -> ReadStorage | None:
+        """Return what a reader gets for a parameter on a GPU that is away, or was when it was first asked for."""
+        key, named = storage_key(storage), self._movable.addresses.named
+        entry = self._away.entries.get(key)
+        if key not in named and entry is not None:
+            named[key] = ReadStorage(key, entry.size_bytes, partial(self._there, entry.alive))
+        if key not in named:
+            self._movable.addresses.read(storage)
+        return named.get(key)
+
+    def _there(self, alive: Callable[[], torch.UntypedStorage | None]) -> torch.UntypedStorage:
+        """Bring a storage back for code that asks for more than its address and its size."""
+        storage = alive()
+        if storage is None:
+            raise RuntimeError("given the storage of a parameter that is gone; take storages while their tensors exist")
+        key = storage_key(storage)
+        if key in self._away.entries:
+            with self._conductor.aside():
+                self._arrive(key)
+        self._movable.addresses.read(storage)
+        self._movable.changed(key)
+        return storage

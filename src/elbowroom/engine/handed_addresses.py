@@ -11,13 +11,17 @@ A parameter whose address code has may be read or written there unseen, so it do
   the address of a parameter that is away in a mapping of the spill file, so that the system reads the pages as they are
   written to the other file. A parameter that is in RAM stays until the next step begins. If a thread is still in such a
   module, it stays longer.
+- On a GPU these modules read nothing there: addresses tell them which tensors share a storage, and an operator copies
+  the bytes to the host. So for a parameter that is away they get a number of its own, in place of an address
+  (`ReadStorage`). The number stays the same until the next step begins.
 """
 
 from __future__ import annotations
 
 import sys
 import weakref
-from typing import final
+from collections.abc import Callable
+from typing import Any, final
 
 import torch
 from torch import nn
@@ -48,15 +52,48 @@ def is_among(refs: Refs, storage: torch.UntypedStorage) -> bool:
 
 
 @final
+class ReadStorage:
+    """Storage of a parameter on a GPU as a reader gets it: with a number in place of its address.
+
+    The number is that of the storage's object in RAM, so no address of memory of the device is the same.
+
+    Args:
+        key: the storage's key.
+        size_bytes: its size.
+        real: returns the storage itself, with its bytes; called when anything else is asked for.
+    """
+
+    def __init__(self, key: int, size_bytes: int, real: Callable[[], torch.UntypedStorage]) -> None:
+        self._key, self._size_bytes, self._real = key, size_bytes, real
+
+    def data_ptr(self) -> int:
+        """Return the number."""
+        return self._key
+
+    def nbytes(self) -> int:
+        """Return the size in bytes."""
+        return self._size_bytes
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self._real(), name)
+
+
+Memory = torch.UntypedStorage | ReadStorage
+"""What a reader is given."""
+
+
+@final
 class HandedAddresses:
     """Storages of parameters whose addresses code has.
 
     Attributes:
         mapped: storage key -> memory with the bytes of a parameter, which a reader was given.
+        named: storage key -> storage of a parameter on a GPU, as a reader was given it.
     """
 
     def __init__(self) -> None:
         self.mapped: dict[int, torch.UntypedStorage] = {}
+        self.named: dict[int, ReadStorage] = {}
         self._for_good: Refs = {}
         self._arrays: Refs = {}
         self._read: Refs = {}
@@ -93,9 +130,10 @@ class HandedAddresses:
 
         Returns for each of the latter the parameters on it. Takes tens of milliseconds if there may be any.
         """
-        if (self._read or self.mapped) and not _is_read():
+        if (self._read or self.mapped or self.named) and not _is_read():
             self._read.clear()
             self.mapped.clear()
+            self.named.clear()
         self._arrays = {key: ref for key, ref in self._arrays.items() if ref() is not None}
         if not self._arrays:
             return []

@@ -2,7 +2,7 @@
 
 `Module.to`, `cuda`, `half` and `to_empty` move one parameter after the other. Under `with torch.device("cuda")` each is
 made there and then given to its module. `copy.deepcopy` of a module makes them there too. All are reported here, one by
-one.
+one. Loaders that would move a whole model first do not: hub_loading.py.
 """
 
 from __future__ import annotations
@@ -14,6 +14,7 @@ from typing import Any, final
 from torch import nn
 from torch.nn.modules.module import register_module_parameter_registration_hook
 
+from elbowroom.engine.hub_loading import HubLoading
 from elbowroom.torch_compat.module_moves import apply_of_modules, set_apply_of_modules
 
 
@@ -29,6 +30,7 @@ class Loading:
     def __init__(self, moved: Callable[[Iterable[nn.Parameter]], None], made: Callable[[nn.Parameter], None]) -> None:
         self._moved = moved
         self._made = made
+        self._hub = HubLoading(made)
         self._apply = apply_of_modules()
         self._ours = self._reporting(self._apply)
         set_apply_of_modules(self._ours)
@@ -63,12 +65,14 @@ class Loading:
         return copying
 
     def _registered(self, _module: nn.Module | None, _name: str, parameter: Any) -> None:
+        self._hub.look()
         if isinstance(parameter, nn.Parameter):
             self._made(parameter)
 
     def close(self) -> None:
         """Report no more."""
         self._handle.remove()
+        self._hub.close()
         if nn.Parameter.__deepcopy__ is self._copying:  # else others have wrapped it
             nn.Parameter.__deepcopy__ = self._copy
         if apply_of_modules() is self._ours:

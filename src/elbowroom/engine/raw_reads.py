@@ -14,7 +14,7 @@ from typing import Any, Literal, final
 
 import torch
 
-from elbowroom.engine.handed_addresses import is_reader
+from elbowroom.engine.handed_addresses import Memory, is_reader
 
 Use = Literal["now", "array", "reader", "ever"]
 """For how long code needs the bytes where they are."""
@@ -36,7 +36,7 @@ class RawReads:
             may return other memory with the bytes of the tensor's storage, which the caller gets instead.
     """
 
-    def __init__(self, asked: Callable[[torch.Tensor, Use], torch.UntypedStorage | None]) -> None:
+    def __init__(self, asked: Callable[[torch.Tensor, Use], Memory | None]) -> None:
         self._asked = asked
         self._before = [(name, name in vars(torch.Tensor), getattr(torch.Tensor, name)) for name in USES]
         for name, _, method in self._before:

@@ -58,7 +58,7 @@ from elbowroom.planners.request import PlanRequest
 from elbowroom.run.options import asked as checked
 from elbowroom.step.workspaces import without_workspaces
 from elbowroom.trace import Save, Trace
-from elbowroom.units import Budget, format_exact_bytes
+from elbowroom.units import Budget, format_bytes, format_exact_bytes
 
 STEPS = 3
 PATIENCE_S = 180.0
@@ -68,6 +68,11 @@ BEHIND = 10
 FIRST_KILLED = "1000"
 """Value of oom_score_adj: if memory is short, the system ends the child, and not the training."""
 MAY_DO = "What ops take besides their results is a bound here: {} may be enough, which the first steps show."
+WEIGHTS = (
+    "\nParameters take {} of it. They may move too, on trial, and then less is enough: --allow "
+    "swap,recompute,state,gradient,parameter."
+)
+"""Said where parameters are at least a third of the least budget, so that a smaller batch helps little."""
 SAID_BY = "\nSo says a capture of the script without its numbers, before the training has shown it."
 
 Saved = tuple[tuple[int, str], ...]
@@ -335,7 +340,14 @@ def _planned(verdict: Verdict, trace: Trace, machine: Machine, question: Questio
     least_bytes = min(each.least_feasible_bytes for each, _ in refused)
     if on_cpu and least_bytes < problem.least_feasible_bytes:
         found = found.reworded(f"{found}\n{MAY_DO.format(format_exact_bytes(least_bytes))}")
-    return replace(verdict, message=str(found), least_feasible_bytes=found.least_feasible_bytes)
+    message = f"{found}{_of_parameters(trace, found.least_feasible_bytes)}"
+    return replace(verdict, message=message, least_feasible_bytes=found.least_feasible_bytes)
+
+
+def _of_parameters(trace: Trace, least_bytes: int) -> str:
+    """Return a line on parameters, if they are much of the least budget; "" otherwise."""
+    size_bytes = sum(each.size_bytes for each in trace.storages if each.category == "parameter")
+    return WEIGHTS.format(format_bytes(size_bytes)) if 3 * size_bytes >= least_bytes else ""
 
 
 def _large_saves(trace: Trace, min_size_bytes: int) -> list[list[Save]]:

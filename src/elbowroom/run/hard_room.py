@@ -14,13 +14,16 @@ from typing import Any, final
 
 from elbowroom.capture.assemble import StepRead, step_read
 from elbowroom.capture.recording.recorder import Recorder, live_ram_bytes
-from elbowroom.engine.ram_guard import RamGuard
+from elbowroom.engine.ram_guard import COPIED_BYTES, KEPT_BYTES, RamGuard
 from elbowroom.engine.residence import Residence
 from elbowroom.errors import Infeasible, InvalidPlan
 from elbowroom.machine import Machine, TierName
 from elbowroom.notices import Once, warn_once
 from elbowroom.run.forked import CAN_FORK, NoRoom, forked
 from elbowroom.units import format_bytes, format_exact_bytes
+
+NODE_BYTES = 110_000
+"""Bytes that reading a recorded step takes for each node of autograd's graph, at most: torch makes its records then."""
 
 
 @final
@@ -37,7 +40,7 @@ class HardRoom:
         self._guard = guard
         self._residence = residence
         self._given_bytes = given_bytes
-        self._room_bytes = 0
+        self._room_bytes = self._nodes = self._left_bytes = 0
         self._once = Once()
 
     def read(self, recorder: Recorder, tier: TierName, machine: Machine) -> StepRead | None:
@@ -45,6 +48,7 @@ class HardRoom:
         if not CAN_FORK:
             return step_read(recorder.stop(), tier, machine)
         found: StepRead | None = None
+        self._nodes, self._left_bytes = recorder.nodes, self._guard.own_left_bytes()
         try:
             with suppress(NoRoom):
                 found = forked(lambda: replace(step_read(recorder.stop(), tier, machine), happenings=()), self._guard)
@@ -60,14 +64,33 @@ class HardRoom:
         """Return whether the limit is lower than when this was asked last."""
         return self._guard.was_lowered()
 
-    def is_short(self, what: str) -> None:
-        """Warn once that steps of a kind follow no plan."""
+    def is_short(self, what: str, help_: str) -> None:
+        """Warn once that steps of a kind follow no plan, and say what would help."""
         warn_once(
             self._once,
             "short",
             f"elbowroom: {self._guard.limit.name} allows {format_bytes(self._guard.limit.limit_bytes)}, and {what} "
             "below it: storages leave in each step as early as they can, as in the first one, and come back where they "
-            "are read. A higher limit makes it faster",
+            f"are read. {help_}",
+        )
+
+    def help_of(self, least_bytes: int) -> str:
+        """Return a sentence on the limit that would do.
+
+        Args:
+            least_bytes: the least budget of a plan, in bytes; 0 if there was no room to read or to plan.
+        """
+        limit = self._guard.limit
+        if least_bytes:
+            needed_bytes = limit.limit_bytes + max(0, least_bytes - self._room_bytes)
+            return f"A limit of {format_exact_bytes(needed_bytes)} would do"
+        if not self._nodes:
+            return "A higher limit makes it faster"
+        reading_bytes = COPIED_BYTES + self._nodes * NODE_BYTES
+        needed_bytes = limit.limit_bytes + KEPT_BYTES + max(0, reading_bytes - self._left_bytes)
+        return (
+            f"Reading the records of its {self._nodes:,} nodes takes up to {format_bytes(reading_bytes)}, where "
+            f"{format_bytes(self._left_bytes)} are left. A limit of {format_exact_bytes(needed_bytes)} would do"
         )
 
     def sets(self, budget_bytes: int) -> bool:

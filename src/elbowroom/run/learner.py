@@ -32,7 +32,7 @@ from elbowroom.run.recompute.call_recorder import Calls
 from elbowroom.run.recompute.controller import Recomputing
 from elbowroom.run.recompute.planning import Planned
 from elbowroom.run.refusals import Refusals
-from elbowroom.run.run_warnings import warn_unplanned
+from elbowroom.run.run_warnings import help_without_limit, warn_unplanned
 from elbowroom.run.similar_shapes import Target
 from elbowroom.run.step_kinds import StepKind, known_of
 from elbowroom.run.step_planning import (
@@ -90,6 +90,7 @@ class Learner:
         min_size_bytes: smaller storages stay.
         follows: whether `min_size_bytes` follows from the budget.
         frugal: the policy for steps without a plan.
+        unplanned_as: why some steps follow no plan for good, and what would help; "" if there are none.
     """
 
     def __init__(
@@ -129,6 +130,7 @@ class Learner:
         self._scaled: dict[Target, StepKind | Infeasible | None] = {}
         self._background = BackgroundPlanner(None if held_to is None else held_to.apart)
         self._unplanned: set[Hashable] = set()
+        self.unplanned_as = ""
         self._had_no_room: set[Hashable] = set()
         self._ran_short = Counter[Hashable]()
         self._refusals = Refusals()
@@ -424,13 +426,16 @@ class Learner:
         if self._ran_short[key] >= MOST_SHORT and not self.is_unplanned(key):
             self._goes_unplanned(key, "memory runs out in each step that is observed", is_planned=False)
 
-    def _goes_unplanned(self, key: Hashable, why: str, *, is_planned: bool = True) -> None:
+    def _goes_unplanned(self, key: Hashable, why: str, least_bytes: int = 0, *, is_planned: bool = True) -> None:
         """Follow no plan in steps of this signature from now on: they can do with what the first one had."""
         if self._held_to is not None:
-            self._held_to.is_short(why)
+            helps = self._held_to.help_of(least_bytes)
+            self._held_to.is_short(why, helps)
         else:
+            helps = help_without_limit(least_bytes)
             inputs = self.met_kinds.totals.of(key).inputs
-            warn_unplanned(self._once, inputs, self.budget_bytes, is_planned=is_planned)
+            warn_unplanned(self._once, inputs, self.budget_bytes, least_bytes, is_planned=is_planned)
+        self.unplanned_as = self.unplanned_as or f"{why}. {helps}"
         self._unplanned.add(key)
         self.met_kinds.forget_all(key)
 
@@ -519,7 +524,7 @@ class Learner:
             self._refusals.note(key, refused.least_bytes)
         if not may_wait:
             if self._need_no_plan():
-                self._goes_unplanned(key, "no plan holds steps")
+                self._goes_unplanned(key, "no plan holds steps", refused.least_bytes)
                 return
             found = refused.explained()
             raise again(found if self._held_to is None else self._held_to.explained(found))
@@ -627,11 +632,12 @@ class Learner:
         def apply(made: Callable[[], Planned | None]) -> StepKind | None:
             try:
                 return self._follows(key, made())
-            except (Infeasible, MemoryError):
+            except (Infeasible, MemoryError) as problem:
                 if not self._need_no_plan():
                     raise
+                least_bytes = problem.least_feasible_bytes if isinstance(problem, Infeasible) else 0
             if known is None:
-                self._goes_unplanned(key, "no plan holds steps")
+                self._goes_unplanned(key, "no plan holds steps", least_bytes)
             return None
 
         return self._background.make(key, work, apply) or known

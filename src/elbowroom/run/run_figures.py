@@ -293,7 +293,8 @@ class RunFigures:
         head = f"elbowroom: {which}budget {format_bytes(self.budget_bytes)}{self._of_margin()}"
         if not self._steps_ended:
             return f"{head}; no training step was seen"
-        lines = [f"{head}; {self._steps_ended} steps, no plan yet"]
+        reason = self._learner.unplanned_as
+        lines = [f"{head}; {self._steps_ended} steps, {f'no plan: {reason}' if reason else 'no plan yet'}"]
         if self._last is not None:
             lines = figures.summary(head, self.kinds, self._last, self.steps, self._steps_ended)
         shared = [f"  {self._learner.shared}"] if self._learner.shared else []

@@ -9,7 +9,7 @@ import torch
 
 from elbowroom.capture.recording.user_profile import WHOLE_STEPS
 from elbowroom.notices import Once, warn_once
-from elbowroom.units import format_bytes
+from elbowroom.units import format_bytes, format_exact_bytes
 
 NO_STEP = (
     "elbowroom: no step of a training ended, as no optimizer stepped and no parameter changed after a backward: every "
@@ -41,13 +41,14 @@ STAYS = (
 OBSERVED_AGAIN = "the rest of the step is swapped whole, and the next such step is observed again"
 
 
-def warn_unplanned(once: Once, inputs: str, budget_bytes: int, *, is_planned: bool) -> None:
+def warn_unplanned(once: Once, inputs: str, budget_bytes: int, least_bytes: int, *, is_planned: bool) -> None:
     """Warn once per run that steps with these inputs follow no plan.
 
     Args:
         once: what was warned of.
         inputs: the inputs of such a step.
         budget_bytes: the budget.
+        least_bytes: the least budget that a plan was found to meet; 0 if that is not known.
         is_planned: whether plans were made, and none is within the budget; if not, memory ran out in observed steps.
     """
     why = (
@@ -59,8 +60,13 @@ def warn_unplanned(once: Once, inputs: str, budget_bytes: int, *, is_planned: bo
         once,
         "unplanned",
         f"elbowroom: {why}, and steps without one have held it so far: storages leave in each of them as early as they "
-        "can, and come back where they are read. A larger budget makes it faster",
+        f"can, and come back where they are read. {help_without_limit(least_bytes)}",
     )
+
+
+def help_without_limit(least_bytes: int) -> str:
+    """Return a sentence on the budget that would do: the least that a plan was found to meet, or 0."""
+    return f"A budget of {format_exact_bytes(least_bytes)} would do" if least_bytes else "A larger one makes it faster"
 
 
 @final

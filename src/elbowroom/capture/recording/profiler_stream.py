@@ -22,6 +22,7 @@ import torch
 from torch.profiler import ProfilerActivity, profile
 
 from elbowroom.capture.recording.cuda_memory import CudaMemory, Request
+from elbowroom.torch_compat.core import next_node_number
 from elbowroom.torch_compat.operators import operator, reads_bytes
 from elbowroom.torch_compat.profiler import (
     address_of,
@@ -125,6 +126,7 @@ class ProfilerStream:
 
     def __init__(self, device: torch.device) -> None:
         self.compiled = False
+        self._first_node = 0
         self._device = device
         self._session: Any = None
         self._memory = CudaMemory(device) if device.type == "cuda" else None
@@ -142,9 +144,15 @@ class ProfilerStream:
             session.__enter__()
             del known_before  # torch warns once about a block from before the profile: here the warning is caught
         self._session = session
+        self._first_node = next_node_number()
         if self._memory is not None:
             self._memory.start()
         return True
+
+    @property
+    def nodes(self) -> int:
+        """The nodes that autograd has made in this thread since the beginning."""
+        return next_node_number() - self._first_node
 
     @staticmethod
     def mark(number: int) -> AbstractContextManager[None]:

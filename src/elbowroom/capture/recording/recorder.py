@@ -136,6 +136,11 @@ class Recorder:
             source_lines=self._lines.texts,
         )
 
+    @property
+    def nodes(self) -> int:
+        """The nodes that autograd has made in this thread since the recording began."""
+        return self._stream.nodes
+
     def drop(self) -> Sequence[Happening]:
         """Stop, and throw all away but stalls and transfers, which are returned."""
         self.active = False
