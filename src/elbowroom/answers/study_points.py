@@ -13,7 +13,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
-from typing import Literal
+from typing import Any, Literal
 
 from elbowroom.answers.estimate import estimate
 from elbowroom.answers.pareto import EFFORT_S
@@ -159,10 +159,11 @@ def looked_at(
         CaptureError: the script fails in the first case.
     """
     found: list[StudyPoint] = []
+    shared = dict[str, dict[object, Any]]()
     for case in cases:
         least_bytes = next((point.least_bytes for point in found if point.least_bytes is not None), 0)
         try:
-            found.append(_point(case, effort, watch, least_bytes))
+            found.append(_point(case, effort, watch, least_bytes, shared))
         except CaptureError as problem:
             if not found:
                 raise
@@ -185,8 +186,18 @@ def _failed(case: StudyCase, problem: CaptureError) -> StudyPoint:
     )
 
 
-def _point(case: StudyCase, effort: PlanEffort, watch: Watch, least_bytes: int) -> StudyPoint:
-    """Look at one case; `least_bytes` is the least memory that a plan of another case was found to need, or 0."""
+def _point(
+    case: StudyCase, effort: PlanEffort, watch: Watch, least_bytes: int, shared: dict[str, dict[object, Any]]
+) -> StudyPoint:
+    """Look at one case.
+
+    Args:
+        case: the case.
+        effort: how plans are made.
+        watch: shows progress, and limits the time.
+        least_bytes: the least memory that a plan of another case was found to need, or 0.
+        shared: by trace, what was found for other budgets of it; more is added.
+    """
     machine, trace = case.machine, case.trace()
     capacity_bytes = machine.tiers[0].capacity_bytes
     answer, kept_ns = estimate(trace, machine, plans=False), kept_step_ns(trace, machine)
@@ -207,7 +218,7 @@ def _point(case: StudyCase, effort: PlanEffort, watch: Watch, least_bytes: int) 
         return replace(point, outcome="no plan", step_ns=None, energy=None, least_bytes=least_bytes)
     try:
         in_parts = case.in_parts()
-        line = planned_line(in_parts, machine, effort, watch)
+        line = planned_line(in_parts, machine, effort, watch, shared.setdefault(in_parts.id, {}))
     except Infeasible as problem:
         found_bytes = problem.least_feasible_bytes + machine.outside_bytes
         return replace(point, outcome="no plan", step_ns=None, energy=None, least_bytes=found_bytes)
@@ -228,7 +239,9 @@ def kept_step_ns(trace: Trace, machine: Machine) -> int:
     return simulate(trace, replace(machine, allocator="exact")).step_ns
 
 
-def planned_line(trace: Trace, machine: Machine, effort: PlanEffort, watch: Watch) -> Timeline:
+def planned_line(
+    trace: Trace, machine: Machine, effort: PlanEffort, watch: Watch, shared: dict[object, Any]
+) -> Timeline:
     """Plan a step for the memory of a machine; return the simulation of the plan.
 
     Raises:
@@ -236,7 +249,7 @@ def planned_line(trace: Trace, machine: Machine, effort: PlanEffort, watch: Watc
         TimeOver: no time is left.
     """
     request = requested(effort.planner, allow=effort.allow, time_limit_s=effort.time_limit_s)
-    ask = asking(trace, machine, below_device(machine, Budget()), request, watch=watch)
+    ask = asking(trace, machine, below_device(machine, Budget()), request, watch=watch, shared=shared)
     return ask.weigh(max(0, machine.tiers[0].capacity_bytes - machine.outside_bytes)).line
 
 
