@@ -178,6 +178,20 @@ def test_a_value_that_changes_nothing_is_refused(captured: Make, capsys: pytest.
     assert "the constant batch_size has no effect" in capsys.readouterr().err
 
 
+def test_a_study_ends_where_a_larger_batch_is_the_same_step(captured: Make, capsys: pytest.CaptureFixture[str]) -> None:
+    # given data of 3 samples: batches of 4, 8 and 16 are batches of 3
+    made = captured(lambda value: GIB * min(value, 3))
+
+    assert study("batch", "--gpu", "t4", "--vary", "batch_size=1,2,4,8,16", "--json") == 0
+
+    found = answered(capsys.readouterr().out, "study")
+    assert [value for _, value, _ in made.seen] == [1, 2, 4, 8]
+    assert [point["value"] for point in found["points"]] == [1, 2, 4]
+    assert found["early"] == (
+        "It ends there: a step with 4 and one with 8 need and take the same. The data may have fewer samples, also for 4."
+    )
+
+
 def test_a_study_of_resolutions_asks_what_to_vary_with_the_name_that_the_script_has(
     captured: Make, capsys: pytest.CaptureFixture[str]
 ) -> None:

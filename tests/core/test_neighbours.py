@@ -18,12 +18,11 @@ from elbowroom.units import Budget
 from tests.core.build import chain, machine
 
 MIB = 2**20
-SIZES = [3 * MIB + 512 * 1024 * (i % 7) for i in range(120)]
-"""More saves than `FEW_SAVES`: plans of small steps take little time, and are made one by one."""
+SIZES = [3 * MIB + 512 * 1024 * (i % 7) for i in range(60)]
 
 
 def deep() -> tuple[Trace, Machine]:
-    """A chain of 120 layers, and a machine whose link takes as long for a byte as a layer does for four."""
+    """A chain of 60 layers, and a machine whose link takes as long for a byte as a layer does for four."""
     trace = chain(SIZES, ns=4 * MIB, steps=2)
     return trace, replace(machine(), allocator="")
 

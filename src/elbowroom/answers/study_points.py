@@ -152,7 +152,8 @@ def looked_at(
         cases: the cases, those with the most room first.
         effort: how plans are made.
         watch: shows progress, and limits the time.
-        stops: whether the study ends at the first case without a plan: the next ones need more.
+        stops: whether the study ends at the first case without a plan, as the next ones need more, and at the first
+            one that is as the case before.
 
     Raises:
         TimeOver: the time is over before any case was looked at.
@@ -173,9 +174,15 @@ def looked_at(
                 raise
             watch.ends_early(problem, f"{len(found)} of {len(cases)} cases were looked at")
             break
-        if stops and found[-1].step_ns is None:
+        if stops and (found[-1].step_ns is None or repeats(found)):
             break
     return tuple(found)
+
+
+def repeats(points: Sequence[StudyPoint]) -> bool:
+    """Tell whether the last case needs and takes what the one before does: its value changes nothing any more."""
+    last = [(point.needed_bytes, point.kept_step_ns) for point in points[-2:]]
+    return len(last) == 2 and last[0] == last[1] and last[0][0] is not None
 
 
 def _failed(case: StudyCase, problem: CaptureError) -> StudyPoint:

@@ -214,7 +214,7 @@ def _near_the_need(machines: Sequence[Machine], captures: StudyCaptures) -> tupl
 
 
 def _of_values(script: scripts.Script, arguments: argparse.Namespace, effort: PlanEffort, watch: Watch) -> Study:
-    from elbowroom.answers.study_points import Study, looked_at
+    from elbowroom.answers.study_points import Study, looked_at, repeats
 
     vary = Range.of(_vary(script, arguments))
     knob = find_knob(vary, script.path, script.arguments)
@@ -222,19 +222,24 @@ def _of_values(script: scripts.Script, arguments: argparse.Namespace, effort: Pl
     captures = _captures(script, arguments, watch, knob)
     values = values_of(vary, arguments.multiple_of)
     points = looked_at([captures.case(machine, value) for value in values], effort, watch, stops=True)
-    if len({(point.needed_bytes, point.kept_step_ns) for point in points}) == 1 < len(points):
-        raise UsageError(
-            f"--vary: {knob.label} has no effect: what a step needs is the same with {points[0].value} and "
-            f"{points[-1].value}; allowed are arguments, environment variables and constants of the script; write "
-            "arg:NAME, env:NAME or const:NAME to say which it is"
-        )
+    early = watch.early
+    if repeats(points):
+        same = f"a step with {points[-2].value} and one with {points[-1].value} need and take the same"
+        if len(points) == 2:
+            raise UsageError(
+                f"--vary: {knob.label} has no effect: {same}; allowed are arguments, environment variables and "
+                "constants of the script, and data with as many samples; write arg:NAME, env:NAME or const:NAME to "
+                "say which it is, or give the script more data"
+            )
+        early = f"It ends there: {same}. The data may have fewer samples, also for {points[-2].value}."
+        points = points[:-1]
     return Study(
         kind=arguments.kind,
         script=script.label,
         machine=machine.name,
         varied=vary.name,
         points=points,
-        early=watch.early,
+        early=early,
     )
 
 

@@ -140,8 +140,6 @@ def _reserving(problem: Problem, bound: int, enough_ns: int) -> FittingTrial:
     Raises:
         Infeasible: there is no such trial.
     """
-    is_small = len(problem.step.saves) <= FEW_SAVES
-    problem = replace(problem, shared=None) if is_small else problem
     bases, budget_bytes = _once(problem, _frugal_bases), problem.budget_bytes
     least_bytes, known = bases[0][0], _known(problem)
     below, starts = known.below(budget_bytes), list(known.starts(budget_bytes, least_bytes))
@@ -160,7 +158,8 @@ def _reserving(problem: Problem, bound: int, enough_ns: int) -> FittingTrial:
         if held is None:
             raise _over_reserved(problem, least_bytes, max(limit_bytes, budget_bytes + 1))
     if problem.shared is None:
-        if best is None or (is_small and held.step_ns > enough_ns) or held.step_ns > FAR * bound:
+        is_small = len(problem.step.saves) <= FEW_SAVES and held.step_ns > enough_ns
+        if best is None or is_small or held.step_ns > FAR * bound:
             held = _or_baseline(problem, held)
         within = AcceptedTrials(held, budget_bytes)
         _refined(problem, held.found, bound, enough_ns, within, SHARE)
