@@ -188,7 +188,8 @@ def test_a_study_ends_where_a_larger_batch_is_the_same_step(captured: Make, caps
     assert [value for _, value, _ in made.seen] == [1, 2, 4, 8]
     assert [point["value"] for point in found["points"]] == [1, 2, 4]
     assert found["early"] == (
-        "It ends there: a step with 4 and one with 8 need and take the same. The data may have fewer samples, also for 4."
+        "It ends there: a step with 4 and one with 8 need and take the same. "
+        "The data may have fewer samples, also for 4."
     )
 
 
@@ -242,7 +243,7 @@ def test_the_answer_is_written_to_a_file_too(
         (("budget", "train.py", "--gpu", "t4", "--more", "much"), "size: given 'much'"),
         (("links", "train.py", "--gpu", "t4", "--slowdown", "0.5"), "slowdown: given 0.5; allowed is a factor of 1"),
         (("budget", "train.py", "--vary", "a=1..2"), "given '--vary', which is no option here"),
-        (("bugdet", "train.py"), "argument KIND: invalid choice: 'bugdet'"),
+        (("bugdet", "train.py"), "study: given 'bugdet'; allowed is one of budget, "),
         (("gpu", "train.py", "--time-limit", "0"), "time_limit_s: given 0.0; allowed is more than 0"),
     ],
 )

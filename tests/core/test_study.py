@@ -335,6 +335,14 @@ def test_lines_rise_on_the_page_with_their_values_and_many_times_larger_ones_are
     assert alone([bar_chart("a", []), bar_chart("b", [])]).count("<svg ") == 3
 
 
+def test_each_point_of_a_line_is_reached_by_the_keyboard_and_says_what_it_is() -> None:
+    chart = line_chart("t", [Curve2d(label="<l>", tone="kept", points=((1, 2), (3, 4)))], str, str)
+
+    said = re.findall(r'<circle tabindex="0" role="img" aria-label="([^"]+)".*?<title>([^<]+)</title>', chart)
+    assert said == [("1: 2, &lt;l&gt;",) * 2, ("3: 4, &lt;l&gt;",) * 2]
+    assert 'role="group" aria-label="t"' in chart  # a picture would hide its points from a screen reader
+
+
 def test_lines_across_are_at_round_numbers() -> None:
     # 1.1 s in steps of 0.2 s, and 17 GiB in steps of 4 GiB
     assert round_step(1.1e9, binary=False) == 2e8

@@ -13,6 +13,7 @@ from elbowroom.capture.script.script_knobs import Knob, Range, find_knob, seen_k
 from elbowroom.cli import choosing, output, scripts
 from elbowroom.cli.answer_types import LinkStudyAnswer, StudyAnswer
 from elbowroom.cli.progress import progress
+from elbowroom.cli.run_settings import size_with_unit
 from elbowroom.errors import FormatError, UsageError
 from elbowroom.watch import Watch
 
@@ -152,15 +153,14 @@ def _effort(arguments: argparse.Namespace) -> PlanEffort:
 def _of_budget(script: scripts.Script, arguments: argparse.Namespace, effort: PlanEffort, watch: Watch) -> Study:
     from elbowroom.answers.estimate import estimate
     from elbowroom.answers.study_points import Study, looked_at
-    from elbowroom.units import parse_bytes
 
     (machine,) = _timed([scripts.machine_of(arguments.gpu)])
     captures = _captures(script, arguments, watch)
     outside_bytes = machine.outside_bytes
     own_bytes = max(0, machine.tiers[0].capacity_bytes - outside_bytes)
-    more_bytes = own_bytes + parse_bytes(arguments.more) if arguments.more else None
+    more_bytes = own_bytes + size_with_unit(arguments.more) if arguments.more else None
     if arguments.budgets:
-        wanted = {parse_bytes(each) for each in arguments.budgets.split(",") if each.strip()}
+        wanted = {size_with_unit(each) for each in arguments.budgets.split(",") if each.strip()}
     else:
         needed_bytes = estimate(captures.case(machine, own_bytes).trace(), machine, plans=False).needed_bytes
         wanted = {int(share * (needed_bytes - outside_bytes)) for share in SHARES}
@@ -294,10 +294,9 @@ def values_of(vary: Range, multiple_of: int) -> tuple[int, ...]:
 def _of_links(script: scripts.Script, arguments: argparse.Namespace, effort: PlanEffort, watch: Watch) -> LinkStudy:
     from elbowroom.answers.link_study import studied_links
     from elbowroom.planners.budget.least import checked_slowdown
-    from elbowroom.units import parse_bytes
 
     checked_slowdown(arguments.slowdown)
-    budget_bytes = parse_bytes(arguments.budget) if arguments.budget else None
+    budget_bytes = size_with_unit(arguments.budget) if arguments.budget else None
     captures = _captures(script, arguments, watch)
     cases = [captures.case(each, each.tiers[0].capacity_bytes) for each in _timed(scripts.machines_of(arguments.gpu))]
     return studied_links(script.label, cases, effort, watch, budget_bytes=budget_bytes, slowdown=arguments.slowdown)
