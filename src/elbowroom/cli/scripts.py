@@ -28,8 +28,8 @@ PLANNER = "optimal"
 
 AFTER = (
     "The script's own arguments follow after --; options that stand in the script need none. --gpu comes from "
-    "ELBOWROOM_GPU or [tool.elbowroom] in pyproject.toml where it is not given, else it is this computer's GPU. PYTORCH_CUDA_ALLOC_CONF and CUDA_MODULE_LOADING count as "
-    "in a run."
+    "ELBOWROOM_GPU or [tool.elbowroom] in pyproject.toml where it is not given, else it is this computer's GPU. "
+    "PYTORCH_CUDA_ALLOC_CONF and CUDA_MODULE_LOADING count as in a run."
 )
 SEARCH_TIMEOUT_S = 3600
 """Time limit of the verbs that search: they capture a script more than once, or plan it."""
