@@ -205,6 +205,14 @@ def test_a_study_of_budgets_says_what_the_card_does_and_what_more_would_bring() 
     assert "`elbowroom plan` may find a faster step" in said[5]
 
 
+def test_a_least_budget_above_one_that_has_a_plan_is_not_named() -> None:
+    # given a refusal that names 7 GiB less 1 GiB outside the allocator, and a plan for 6 GiB
+    refused = replace(point(2 * GIB, None), least_bytes=7 * GIB)
+    said = sentences(replace(BUDGETS, points=(refused, *(each for each in BUDGETS.points if each.value > 5 * GIB))))
+
+    assert said[4] == "No plan was found for 2.00 GiB."
+
+
 @pytest.mark.parametrize(
     ("own", "more", "said"),
     [

@@ -34,8 +34,11 @@ POINTS = 9
 EFFORT_S = 1.0
 """Default time limit of each search for a plan, in seconds: about a tenth of the changes that are tried otherwise."""
 
-STEEP = 1.5
-"""A point slower than the next one by this factor is asked for once more: it had fewer plans to begin with."""
+STEEP = 1.3
+"""A point slower than the next one by this factor is asked for once more, as it had fewer plans to begin with.
+
+If that is of no use, a plan that stands alone is looked for, but for the least budget, where little helps.
+"""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -146,8 +149,10 @@ def pareto(
     asked.setdefault("time_limit_s", EFFORT_S)
     lower, watch = below_device(machine, parse_budget(budget)), asked.pop("watch", None)
     for planner in planners:
-        ask = asking(trace, machine, lower, requested(planner, options=options, **asked), watch=watch, shared={})
-        found += _points(_sampled(ask.weigh, kept.peak_reserved_bytes, count, watch))
+        request = requested(planner, options=options, **asked)
+        near = asking(trace, machine, lower, request, watch=watch, shared={})
+        alone = asking(trace, machine, lower, request, watch=watch)
+        found += _points(_sampled(near.weigh, alone.weigh, kept.peak_reserved_bytes, count, watch))
     return Pareto(
         trace_id=trace.id,
         machine=machine.name,
@@ -164,8 +169,16 @@ def _check(planners: Sequence[str], count: int, options: Mapping[str, object] | 
         raise UsageError(f"pareto: given options for {len(planners)} planners; allowed is it for one; leave them out")
 
 
-def _sampled(ask: Ask, kept_peak_bytes: int, count: int, watch: Watch | None) -> list[Weighed]:
-    """Return plans by rising budget: the least, that of keeping everything, and those that halve stretches between."""
+def _sampled(ask: Ask, alone: Ask, kept_peak_bytes: int, count: int, watch: Watch | None) -> list[Weighed]:
+    """Return plans by rising budget: the least, that of keeping everything, and those that halve stretches between.
+
+    Args:
+        ask: makes and weighs a plan that begins with those for other budgets.
+        alone: the same for one that stands alone.
+        kept_peak_bytes: what keeping everything reserves.
+        count: most points.
+        watch: shows progress; None: Ctrl-C goes on to the caller.
+    """
     points = [lowest(ask)]
     try:
         if points[0].plan.budget_bytes < kept_peak_bytes:
@@ -173,8 +186,9 @@ def _sampled(ask: Ask, kept_peak_bytes: int, count: int, watch: Watch | None) ->
         while 1 < len(points) < count and (halved := _halved(ask, points)):
             points = halved
         for k in reversed(range(len(points) - 1)):
-            if points[k].step_ns > STEEP * points[k + 1].step_ns:
-                points[k] = min(points[k], ask(points[k].plan.budget_bytes), key=lambda each: each.step_ns)
+            for again in (ask, alone) if k else (ask,):
+                if points[k].step_ns > STEEP * points[k + 1].step_ns:
+                    points[k] = min(points[k], again(points[k].plan.budget_bytes), key=lambda each: each.step_ns)
     except ENDS as problem:
         if watch is None:
             raise

@@ -31,6 +31,9 @@ SHORT = {
     "gpu": "which GPU a script needs",
     "links": "what a plan costs over the links of several GPUs",
 }
+ANSWERS = "answer what-if questions: budget, batch, resolution, gpu, links"
+ABOUT = "Looks at a script in several cases on virtual GPUs, and answers in words, with a table."
+AFTER = "For example: elbowroom study gpu train.py. `elbowroom study KIND --help` says more about each kind."
 DESCRIPTION = {
     "budget": "Looks at a script within several budgets of device memory: that of the GPU, parts of what a step needs "
     "with everything kept, and with --more that much more.",
@@ -60,7 +63,7 @@ OF_ONE_GPU = ("budget", "batch", "resolution")
 
 def add(verbs: Any) -> None:
     """Add this verb to the parser, with a parser of its own for each kind of study."""
-    study = verbs.add_parser("study", help="answer what-if questions: budget, batch, resolution, gpu, links")
+    study = verbs.add_parser("study", help=ANSWERS, description=ABOUT, epilog=AFTER)
     kinds = study.add_subparsers(dest="kind", metavar="KIND", required=True)
     for kind, short in SHORT.items():
         parser = scripts.add_verb(

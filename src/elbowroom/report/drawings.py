@@ -267,7 +267,7 @@ def _marking(marking: Marking, place_x: Callable[[float], float], place_y: Calla
         label = _text(x + (-6 if right else 6), _TOP + 14, marking.label, anchor="end" if right else "start", soft=True)
         return [_line(x, _TOP, x, _TOP + _HEIGHT, marking.tone), label]
     y = place_y(marking.at)
-    label = _text(_LEFT + 6, y - 6, marking.label, soft=True)
+    label = _text(_LEFT + 6, y + 15 if marking.tone == "kept" else y - 6, marking.label, soft=True)  # off the steps
     return [_line(_LEFT, y, WIDTH - _RIGHT, y, marking.tone), label]
 
 
