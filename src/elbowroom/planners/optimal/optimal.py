@@ -14,10 +14,10 @@ the larger n is.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import replace
 from functools import partial
-from typing import Any
+from typing import TypeVar
 
 from elbowroom.allocator.blocks import SMALL_BYTES
 from elbowroom.errors import Infeasible
@@ -61,6 +61,8 @@ from elbowroom.planners.optimal.state_choice import all_away, for_free, states_n
 from elbowroom.planners.optimal.swaps_after_recomputes import Basis
 from elbowroom.planners.optimal.trial import Trial, arranged, tried
 from elbowroom.planners.problem import Problem, as_plan, movable, peak_of, with_disk, without_disk
+
+Made = TypeVar("Made")
 
 FEW_SAVES = 100
 """With fewer saves than this, the baselines are asked for reserved bytes too: it takes little time."""
@@ -140,7 +142,7 @@ def _reserving(problem: Problem, bound: int, enough_ns: int) -> FittingTrial:
     Raises:
         Infeasible: there is no such trial.
     """
-    bases, budget_bytes = _once(problem, _frugal_bases), problem.budget_bytes
+    bases, budget_bytes = _once(problem, "bases", partial(_frugal_bases, problem)), problem.budget_bytes
     least_bytes, known = bases[0][0], _known(problem)
     below, starts = known.below(budget_bytes), list(known.starts(budget_bytes, least_bytes))
     best = None if below is None else held_within(below, budget_bytes)
@@ -153,7 +155,7 @@ def _reserving(problem: Problem, bound: int, enough_ns: int) -> FittingTrial:
     frugal = (held_within(found, budget_bytes) for _, found in bases[:MOST_FRUGAL])
     held = best or next(filter(None, frugal), None)
     if held is None:
-        found, limit_bytes = _once(problem, _frugalest)
+        found, limit_bytes = _once(problem, "frugalest", partial(_frugalest, problem, bases))
         held = held_within(found, budget_bytes)
         if held is None:
             raise _over_reserved(problem, least_bytes, max(limit_bytes, budget_bytes + 1))
@@ -174,13 +176,13 @@ def _known(problem: Problem) -> Neighbours:
     return shared.setdefault(problem.prices is None, Neighbours())
 
 
-def _once(problem: Problem, make: Callable[[Problem], Any]) -> Any:
+def _once(problem: Problem, name: str, make: Callable[[], Made]) -> Made:
     """Return what does not depend on the budget: it is made once if several budgets are asked for."""
     if problem.shared is None:
-        return make(problem)
-    key = (make, problem.kind)
+        return make()
+    key = (name, problem.kind)
     if key not in problem.shared:
-        problem.shared[key] = make(problem)
+        problem.shared[key] = make()
     return problem.shared[key]
 
 
@@ -190,9 +192,8 @@ def _frugal_bases(problem: Problem) -> list[tuple[int, Found]]:
     return [each for k, each in enumerate(bases) if not k or each[1][0].cost != bases[k - 1][1][0].cost]
 
 
-def _frugalest(problem: Problem) -> tuple[Found, int]:
+def _frugalest(problem: Problem, bases: Sequence[tuple[int, Found]]) -> tuple[Found, int]:
     """Return the trial with the least limit of reserved bytes, and that limit."""
-    bases = _once(problem, _frugal_bases)
     at_least = replace(problem, budget_bytes=bases[0][0])
     frugal = [found for _, found in bases[:MOST_FRUGAL]]
     return frugalest(frugal, Search(at_least).rough, partial(_near, at_least))
