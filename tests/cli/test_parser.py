@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import argparse
 import os
 import subprocess
 import sys
@@ -9,7 +10,8 @@ from pathlib import Path
 
 import pytest
 
-from elbowroom.cli import main
+from elbowroom.cli import main, parser_of_all
+from elbowroom.errors import UsageError
 from tests.cli.list_options import FILE, lines
 
 SOURCES = Path(__file__).parents[2] / "src"
@@ -83,6 +85,55 @@ def test_a_word_that_is_not_allowed_is_named_with_what_was_meant(
     shown = "" if words[0] == "estimat" else f"usage: elbowroom {words[0]} "
     assert "".join(usage[:1]).startswith(shown)
     assert bool(usage) == bool(shown)
+
+
+@pytest.mark.parametrize(
+    ("words", "said"),
+    [
+        ("study train.py", "study: given 'train.py'; allowed is one of budget, batch, resolution, gpu, links"),
+        ("study gpus train.py", "allowed is one of budget, batch, resolution, gpu, links; did you mean gpu?"),
+        ("study", "given no kind of study; allowed is one of budget, batch, resolution, gpu, links"),
+        ("plan train.py --budget -3GiB --gpu t4", "budget: given '-3GiB'; allowed is 8GiB"),
+        ("run --budget -3GiB train.py", "budget: given '-3GiB'; allowed is 8GiB"),
+        ("plan train.py --budget 12 --gpu t4", "'12', which is 12 bytes; allowed is a size with its unit; write for"),
+        ("run --budget 12 train.py", "example 12GiB"),
+        ("study budget train.py --gpu t4 --more 12", "given '12', which is 12 bytes"),
+    ],
+)
+def test_what_strangers_type_is_answered_with_what_to_type(
+    words: str, said: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / "train.py").write_text("raise SystemExit('it does not come to this')\n")
+
+    assert main(words.split()) == 2
+    out, err = capsys.readouterr()
+    assert (out, said in err) == ("", True)
+
+
+def parsed(*words: str) -> argparse.Namespace:
+    return parser_of_all().parsed(words, argparse.Namespace(script_arguments=("--last",)))
+
+
+def test_options_that_stand_in_the_script_are_the_scripts_without_dashes_before_them(tmp_path: Path) -> None:
+    script = tmp_path / "train.py"
+    script.write_text("parser.add_argument('--side'); parser.add_argument(\"-b\", '--batch-size')\n")
+
+    found = parsed("estimate", str(script), "--side", "-4", "--gpu", "t4", "-b", "8", "--batch-size=3")
+
+    assert found.gpu == "t4"
+    assert found.script_arguments == ("--side", "-4", "-b", "8", "--batch-size=3", "--last")
+    kind = parsed("study", "budget", str(script), "--gpu", "t4", "--side", "3")
+    assert kind.script_arguments == ("--side", "3", "--last")
+
+
+@pytest.mark.parametrize("words", [["--bugdet", "8GiB"], ["--side", "4", "--bugdet", "8GiB"], ["extra"]])
+def test_other_words_are_refused_though_the_script_has_some(tmp_path: Path, words: list[str]) -> None:
+    script = tmp_path / "train.py"
+    script.write_text("parser.add_argument('--side')\n")
+
+    with pytest.raises(UsageError, match="which is no option here"):
+        parsed("plan", str(script), "--gpu", "t4", *words)
 
 
 @pytest.mark.parametrize("shell", ["bash", "zsh", "tcsh"])

@@ -178,6 +178,21 @@ def test_a_value_that_changes_nothing_is_refused(captured: Make, capsys: pytest.
     assert "the constant batch_size has no effect" in capsys.readouterr().err
 
 
+def test_a_study_ends_where_a_larger_batch_is_the_same_step(captured: Make, capsys: pytest.CaptureFixture[str]) -> None:
+    # given data of 3 samples: batches of 4, 8 and 16 are batches of 3
+    made = captured(lambda value: GIB * min(value, 3))
+
+    assert study("batch", "--gpu", "t4", "--vary", "batch_size=1,2,4,8,16", "--json") == 0
+
+    found = answered(capsys.readouterr().out, "study")
+    assert [value for _, value, _ in made.seen] == [1, 2, 4, 8]
+    assert [point["value"] for point in found["points"]] == [1, 2, 4]
+    assert found["early"] == (
+        "It ends there: a step with 4 and one with 8 need and take the same. "
+        "The data may have fewer samples, also for 4."
+    )
+
+
 def test_a_study_of_resolutions_asks_what_to_vary_with_the_name_that_the_script_has(
     captured: Make, capsys: pytest.CaptureFixture[str]
 ) -> None:
@@ -228,7 +243,7 @@ def test_the_answer_is_written_to_a_file_too(
         (("budget", "train.py", "--gpu", "t4", "--more", "much"), "size: given 'much'"),
         (("links", "train.py", "--gpu", "t4", "--slowdown", "0.5"), "slowdown: given 0.5; allowed is a factor of 1"),
         (("budget", "train.py", "--vary", "a=1..2"), "given '--vary', which is no option here"),
-        (("bugdet", "train.py"), "argument KIND: invalid choice: 'bugdet'"),
+        (("bugdet", "train.py"), "study: given 'bugdet'; allowed is one of budget, "),
         (("gpu", "train.py", "--time-limit", "0"), "time_limit_s: given 0.0; allowed is more than 0"),
     ],
 )

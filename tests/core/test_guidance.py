@@ -105,6 +105,11 @@ def test_budgets_around_that_of_the_plan_are_said_with_their_cost() -> None:
     assert budget_sentences(subject_of(trace, DISK, plan)) == ()
 
 
+def test_a_curve_alone_says_what_everything_kept_needs() -> None:
+    said = "With a budget a step may do with less: everything kept needs 228.0 MiB of here, simulated."
+    assert fit(curve("t")) == (None, said)
+
+
 def cases() -> list[tuple[Record, ...]]:
     trace, plan = chain(), swapping(chain())
     on_gpu, gpu = replace(trace, device="cuda:0"), Machine.of("rtx4090")

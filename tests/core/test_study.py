@@ -205,6 +205,14 @@ def test_a_study_of_budgets_says_what_the_card_does_and_what_more_would_bring() 
     assert "`elbowroom plan` may find a faster step" in said[5]
 
 
+def test_a_least_budget_above_one_that_has_a_plan_is_not_named() -> None:
+    # given a refusal that names 7 GiB less 1 GiB outside the allocator, and a plan for 6 GiB
+    refused = replace(point(2 * GIB, None), least_bytes=7 * GIB)
+    said = sentences(replace(BUDGETS, points=(refused, *(each for each in BUDGETS.points if each.value > 5 * GIB))))
+
+    assert said[4] == "No plan was found for 2.00 GiB."
+
+
 @pytest.mark.parametrize(
     ("own", "more", "said"),
     [
@@ -333,6 +341,14 @@ def test_lines_rise_on_the_page_with_their_values_and_many_times_larger_ones_are
     assert x2 - x1 == pytest.approx(x3 - x2, abs=0.2)
     assert line_chart("t", [Curve2d(label="l", tone="kept", points=())], str, str) == ""
     assert alone([bar_chart("a", []), bar_chart("b", [])]).count("<svg ") == 3
+
+
+def test_each_point_of_a_line_is_reached_by_the_keyboard_and_says_what_it_is() -> None:
+    chart = line_chart("t", [Curve2d(label="<l>", tone="kept", points=((1, 2), (3, 4)))], str, str)
+
+    said = re.findall(r'<circle tabindex="0" role="img" aria-label="([^"]+)".*?<title>([^<]+)</title>', chart)
+    assert said == [("1: 2, &lt;l&gt;",) * 2, ("3: 4, &lt;l&gt;",) * 2]
+    assert 'role="group" aria-label="t"' in chart  # a picture would hide its points from a screen reader
 
 
 def test_lines_across_are_at_round_numbers() -> None:

@@ -176,7 +176,8 @@ def _studied(
 
 def _ask(case: StudyCase, effort: PlanEffort, watch: Watch) -> Asking:
     request = requested(effort.planner, allow=effort.allow, time_limit_s=effort.time_limit_s)
-    return asking(case.in_parts(), case.machine, below_device(case.machine, Budget()), request, watch=watch)
+    lower = below_device(case.machine, Budget())
+    return asking(case.in_parts(), case.machine, lower, request, watch=watch, shared={})
 
 
 def _with_line(known: StudiedLink, line: Timeline) -> StudiedLink:

@@ -3,9 +3,10 @@
 Computes: plans at some budgets between the least feasible one and the peak of keeping everything, each simulated. The
 budgets are not given beforehand. The next one halves the least known stretch of the curve: that with the largest
 product of bytes and time between its ends. A plan also serves any larger budget. So if a planner makes a slower plan
-for more bytes, the point has the faster one.
+for more bytes, the point has the faster one. Each plan begins with those for other budgets (optimal/neighbours.py).
+A point far above the next one had few of them, and is asked for once more.
 Optimal: as the planner is. Ignores: budgets between the points.
-Cost: one plan and one simulation a point.
+Cost: a plan and a simulation a point; a few points twice.
 """
 
 from __future__ import annotations
@@ -32,6 +33,12 @@ from elbowroom.watch import ENDS, Watch
 POINTS = 9
 EFFORT_S = 1.0
 """Default time limit of each search for a plan, in seconds: about a tenth of the changes that are tried otherwise."""
+
+STEEP = 1.3
+"""A point slower than the next one by this factor is asked for once more, as it had fewer plans to begin with.
+
+If that is of no use, a plan that stands alone is looked for, but for the least budget, where little helps.
+"""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -131,7 +138,7 @@ def pareto(
         budget: its amounts for the tiers below the device hold for all points; that of the device is ignored.
         options: knobs of the planner, if there is one planner.
         asked: further arguments of `elbowroom.plan`, such as allow, time_limit_s and watch. A limit of 10 s or more
-            searches as long for each point as `elbowroom.plan` does for one plan.
+            makes as many changes to each point as `elbowroom.plan` to one plan.
 
     Raises:
         Infeasible: a planner meets no budget.
@@ -142,8 +149,10 @@ def pareto(
     asked.setdefault("time_limit_s", EFFORT_S)
     lower, watch = below_device(machine, parse_budget(budget)), asked.pop("watch", None)
     for planner in planners:
-        ask = asking(trace, machine, lower, requested(planner, options=options, **asked), watch=watch)
-        found += _points(_sampled(ask.weigh, kept.peak_reserved_bytes, count, watch))
+        request = requested(planner, options=options, **asked)
+        near = asking(trace, machine, lower, request, watch=watch, shared={})
+        alone = asking(trace, machine, lower, request, watch=watch)
+        found += _points(_sampled(near.weigh, alone.weigh, kept.peak_reserved_bytes, count, watch))
     return Pareto(
         trace_id=trace.id,
         machine=machine.name,
@@ -160,14 +169,26 @@ def _check(planners: Sequence[str], count: int, options: Mapping[str, object] | 
         raise UsageError(f"pareto: given options for {len(planners)} planners; allowed is it for one; leave them out")
 
 
-def _sampled(ask: Ask, kept_peak_bytes: int, count: int, watch: Watch | None) -> list[Weighed]:
-    """Return plans by rising budget: the least, that of keeping everything, and those that halve stretches between."""
+def _sampled(ask: Ask, alone: Ask, kept_peak_bytes: int, count: int, watch: Watch | None) -> list[Weighed]:
+    """Return plans by rising budget: the least, that of keeping everything, and those that halve stretches between.
+
+    Args:
+        ask: makes and weighs a plan that begins with those for other budgets.
+        alone: the same for one that stands alone.
+        kept_peak_bytes: what keeping everything reserves.
+        count: most points.
+        watch: shows progress; None: Ctrl-C goes on to the caller.
+    """
     points = [lowest(ask)]
     try:
         if points[0].plan.budget_bytes < kept_peak_bytes:
             points.append(ask(kept_peak_bytes))
         while 1 < len(points) < count and (halved := _halved(ask, points)):
             points = halved
+        for k in reversed(range(len(points) - 1)):
+            for again in (ask, alone) if k else (ask,):
+                if points[k].step_ns > STEEP * points[k + 1].step_ns:
+                    points[k] = min(points[k], again(points[k].plan.budget_bytes), key=lambda each: each.step_ns)
     except ENDS as problem:
         if watch is None:
             raise

@@ -13,7 +13,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
-from typing import Literal
+from typing import Any, Literal
 
 from elbowroom.answers.estimate import estimate
 from elbowroom.answers.pareto import EFFORT_S
@@ -152,17 +152,19 @@ def looked_at(
         cases: the cases, those with the most room first.
         effort: how plans are made.
         watch: shows progress, and limits the time.
-        stops: whether the study ends at the first case without a plan: the next ones need more.
+        stops: whether the study ends at the first case without a plan, as the next ones need more, and at the first
+            one that is as the case before.
 
     Raises:
         TimeOver: the time is over before any case was looked at.
         CaptureError: the script fails in the first case.
     """
     found: list[StudyPoint] = []
+    shared = dict[str, dict[object, Any]]()
     for case in cases:
         least_bytes = next((point.least_bytes for point in found if point.least_bytes is not None), 0)
         try:
-            found.append(_point(case, effort, watch, least_bytes))
+            found.append(_point(case, effort, watch, least_bytes, shared))
         except CaptureError as problem:
             if not found:
                 raise
@@ -172,9 +174,15 @@ def looked_at(
                 raise
             watch.ends_early(problem, f"{len(found)} of {len(cases)} cases were looked at")
             break
-        if stops and found[-1].step_ns is None:
+        if stops and (found[-1].step_ns is None or repeats(found)):
             break
     return tuple(found)
+
+
+def repeats(points: Sequence[StudyPoint]) -> bool:
+    """Tell whether the last case needs and takes what the one before does: its value changes nothing any more."""
+    last = [(point.needed_bytes, point.kept_step_ns) for point in points[-2:]]
+    return len(last) == 2 and last[0] == last[1] and last[0][0] is not None
 
 
 def _failed(case: StudyCase, problem: CaptureError) -> StudyPoint:
@@ -185,8 +193,18 @@ def _failed(case: StudyCase, problem: CaptureError) -> StudyPoint:
     )
 
 
-def _point(case: StudyCase, effort: PlanEffort, watch: Watch, least_bytes: int) -> StudyPoint:
-    """Look at one case; `least_bytes` is the least memory that a plan of another case was found to need, or 0."""
+def _point(
+    case: StudyCase, effort: PlanEffort, watch: Watch, least_bytes: int, shared: dict[str, dict[object, Any]]
+) -> StudyPoint:
+    """Look at one case.
+
+    Args:
+        case: the case.
+        effort: how plans are made.
+        watch: shows progress, and limits the time.
+        least_bytes: the least memory that a plan of another case was found to need, or 0.
+        shared: by trace, what was found for other budgets of it; more is added.
+    """
     machine, trace = case.machine, case.trace()
     capacity_bytes = machine.tiers[0].capacity_bytes
     answer, kept_ns = estimate(trace, machine, plans=False), kept_step_ns(trace, machine)
@@ -207,7 +225,7 @@ def _point(case: StudyCase, effort: PlanEffort, watch: Watch, least_bytes: int) 
         return replace(point, outcome="no plan", step_ns=None, energy=None, least_bytes=least_bytes)
     try:
         in_parts = case.in_parts()
-        line = planned_line(in_parts, machine, effort, watch)
+        line = planned_line(in_parts, machine, effort, watch, shared.setdefault(in_parts.id, {}))
     except Infeasible as problem:
         found_bytes = problem.least_feasible_bytes + machine.outside_bytes
         return replace(point, outcome="no plan", step_ns=None, energy=None, least_bytes=found_bytes)
@@ -228,7 +246,9 @@ def kept_step_ns(trace: Trace, machine: Machine) -> int:
     return simulate(trace, replace(machine, allocator="exact")).step_ns
 
 
-def planned_line(trace: Trace, machine: Machine, effort: PlanEffort, watch: Watch) -> Timeline:
+def planned_line(
+    trace: Trace, machine: Machine, effort: PlanEffort, watch: Watch, shared: dict[object, Any]
+) -> Timeline:
     """Plan a step for the memory of a machine; return the simulation of the plan.
 
     Raises:
@@ -236,7 +256,7 @@ def planned_line(trace: Trace, machine: Machine, effort: PlanEffort, watch: Watc
         TimeOver: no time is left.
     """
     request = requested(effort.planner, allow=effort.allow, time_limit_s=effort.time_limit_s)
-    ask = asking(trace, machine, below_device(machine, Budget()), request, watch=watch)
+    ask = asking(trace, machine, below_device(machine, Budget()), request, watch=watch, shared=shared)
     return ask.weigh(max(0, machine.tiers[0].capacity_bytes - machine.outside_bytes)).line
 
 

@@ -3,11 +3,17 @@
 from __future__ import annotations
 
 import argparse
+import re
 from collections.abc import Iterable, Sequence
 from difflib import get_close_matches
+from pathlib import Path
 from typing import Any, NoReturn, final
 
 from elbowroom.errors import UsageError
+
+_OPTION = re.compile(r"--?[A-Za-z]")
+_SIZES = ("--budget", "--budgets", "--more")
+_NEGATIVE = re.compile(r"-[0-9]")
 
 
 @final
@@ -34,14 +40,39 @@ class Parser(argparse.ArgumentParser):
         Raises:
             UsageError: a word of it is not allowed.
         """
-        if words and not words[0].startswith("-") and words[0] not in self._verbs:
-            raise UsageError(
-                f"given {words[0]!r}; allowed is one of {', '.join(self._verbs)}{_meant(words[0], self._verbs)}"
-            )
-        found, unknown = self.parse_known_args(words, namespace)
+        self.check_verb(words[:1])
+        for verb in words[:1]:
+            if verb in self._verbs:
+                self._verbs[verb].check_verb(words[1:2], f"{verb}: ")
+        found, unknown = self.parse_known_args(_joined(words), namespace)
         if unknown:
-            self._verbs[found.verb].of_kind(getattr(found, "kind", "")).refuse(unknown)
+            verb = self._verbs[found.verb].of_kind(getattr(found, "kind", ""))
+            if not verb.are_of_script(unknown, getattr(found, "script", None)):
+                verb.refuse(unknown)
+            found.script_arguments = (*unknown, *found.script_arguments)
         return found
+
+    def are_of_script(self, unknown: Sequence[str], script: str | None) -> bool:
+        """Tell whether words that are no options here are those of the script: each option of them stands in it."""
+        if not (self._takes_script_arguments and script and unknown[0].startswith("-")):
+            return False
+        try:
+            text = Path(script).read_text(encoding="utf-8", errors="replace")
+        except OSError:
+            return False
+        options = [word.partition("=")[0] for word in unknown if _OPTION.match(word)]
+        return all(f'"{option}"' in text or f"'{option}'" in text for option in options)
+
+    def check_verb(self, words: Sequence[str], where: str = "") -> None:
+        """Refuse a word that names no verb of this parser, if it has verbs; options are no verbs.
+
+        Raises:
+            UsageError: it is none.
+        """
+        for word in words if self._verbs else ():
+            if word not in self._verbs and not word.startswith("-"):
+                allowed = f"allowed is one of {', '.join(self._verbs)}{_meant(word, self._verbs)}"
+                raise UsageError(f"{where}given {word!r}; {allowed}")
 
     def of_kind(self, kind: str) -> Parser:
         """Return the parser of a verb of this verb; this one if it has no such verb."""
@@ -63,8 +94,30 @@ class Parser(argparse.ArgumentParser):
         )
 
     def error(self, message: str) -> NoReturn:
-        """Refuse a missing value, or one that is not allowed."""
+        """Refuse a missing value, or one that is not allowed.
+
+        Raises:
+            UsageError: always.
+        """
+        if self._verbs and message == "the following arguments are required: KIND":
+            message = f"given no kind of study; allowed is one of {', '.join(self._verbs)}"
         raise UsageError(f"{message}; `{self.prog} --help` says what is allowed\n{self.format_usage().rstrip()}")
+
+
+def _joined(words: Sequence[str]) -> list[str]:
+    """Return words with a negative size joined to its option, so that it is refused as a size and not as an option.
+
+    >>> _joined(["plan", "--budget", "-3GiB"])
+    ['plan', '--budget=-3GiB']
+    """
+    found = list[str]()
+    for word in words:
+        own = found[:1] == ["run"] and any(each.endswith(".py") for each in found)  # what follows is the script's
+        if not own and found and _NEGATIVE.match(word) and found[-1] in _SIZES:
+            found[-1] += f"={word}"
+        else:
+            found.append(word)
+    return found
 
 
 def _meant(word: str, known: Iterable[str]) -> str:

@@ -10,7 +10,7 @@ from pathlib import Path
 from typing import Any
 
 from elbowroom.errors import UsageError
-from elbowroom.units import parse_budget, parse_bytes
+from elbowroom.units import Budget, parse_budget, parse_bytes
 
 PREFIX = "ELBOWROOM_"
 TABLE = "tool.elbowroom"
@@ -20,6 +20,9 @@ follows the budget."""
 
 ESTIMATE_SETTINGS = ("gpu",)
 """Settings of the verbs that estimate: their default is not a text."""
+
+LEAST_WITHOUT_UNIT = 2**20
+"""A number of bytes that is less has a unit that was forgotten."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -62,7 +65,7 @@ def settings_of(
     ]
     found = {name: _first(name, places) for name in DEFAULTS}
     return RunSettings(
-        budget=_checked(found["budget"], parse_budget)[0],
+        budget=_checked(found["budget"], _budget_with_unit)[0],
         spill_dir=found["spill_dir"][0],
         min_size_bytes=None if found["min_size"][0] is None else _checked(found["min_size"], parse_bytes)[1],
     )
@@ -91,6 +94,27 @@ def _first(name: str, places: list[tuple[Mapping[str, str | None], str]]) -> tup
         if value is not None and value != "":
             return value, f"{name.replace('_', '-')} from {place}"
     return None, name
+
+
+def size_with_unit(value: str) -> int:
+    """Read a size that stands for memory of a device.
+
+    Raises:
+        UsageError: it is no size, or a small number without a unit, which nobody means as bytes.
+    """
+    size_bytes = parse_bytes(value)
+    if value.strip().isdigit() and size_bytes < LEAST_WITHOUT_UNIT:
+        raise UsageError(
+            f"size: given {value!r}, which is {size_bytes} bytes; allowed is a size with its unit; write for example "
+            f"{value.strip()}GiB"
+        )
+    return size_bytes
+
+
+def _budget_with_unit(value: str) -> Budget:
+    if value.strip().isdigit():
+        size_with_unit(value)
+    return parse_budget(value)
 
 
 def _checked(found: tuple[str | None, str], parse: Any) -> tuple[str, Any]:

@@ -27,9 +27,9 @@ PLANNER = "optimal"
 """Default planner: a command that captured for a minute may plan for some seconds."""
 
 AFTER = (
-    "The script's own arguments follow after --. --gpu comes from ELBOWROOM_GPU or [tool.elbowroom] in pyproject.toml "
-    "where it is not given, else it is this computer's GPU. PYTORCH_CUDA_ALLOC_CONF and CUDA_MODULE_LOADING count as "
-    "in a run."
+    "The script's own arguments follow after --; options that stand in the script need none. --gpu comes from "
+    "ELBOWROOM_GPU or [tool.elbowroom] in pyproject.toml where it is not given, else it is this computer's GPU. "
+    "PYTORCH_CUDA_ALLOC_CONF and CUDA_MODULE_LOADING count as in a run."
 )
 SEARCH_TIMEOUT_S = 3600
 """Time limit of the verbs that search: they capture a script more than once, or plan it."""

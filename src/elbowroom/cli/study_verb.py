@@ -13,6 +13,7 @@ from elbowroom.capture.script.script_knobs import Knob, Range, find_knob, seen_k
 from elbowroom.cli import choosing, output, scripts
 from elbowroom.cli.answer_types import LinkStudyAnswer, StudyAnswer
 from elbowroom.cli.progress import progress
+from elbowroom.cli.run_settings import size_with_unit
 from elbowroom.errors import FormatError, UsageError
 from elbowroom.watch import Watch
 
@@ -30,6 +31,9 @@ SHORT = {
     "gpu": "which GPU a script needs",
     "links": "what a plan costs over the links of several GPUs",
 }
+ANSWERS = "answer what-if questions: budget, batch, resolution, gpu, links"
+ABOUT = "Looks at a script in several cases on virtual GPUs, and answers in words, with a table."
+AFTER = "For example: elbowroom study gpu train.py. `elbowroom study KIND --help` says more about each kind."
 DESCRIPTION = {
     "budget": "Looks at a script within several budgets of device memory: that of the GPU, parts of what a step needs "
     "with everything kept, and with --more that much more.",
@@ -59,7 +63,7 @@ OF_ONE_GPU = ("budget", "batch", "resolution")
 
 def add(verbs: Any) -> None:
     """Add this verb to the parser, with a parser of its own for each kind of study."""
-    study = verbs.add_parser("study", help="answer what-if questions: budget, batch, resolution, gpu, links")
+    study = verbs.add_parser("study", help=ANSWERS, description=ABOUT, epilog=AFTER)
     kinds = study.add_subparsers(dest="kind", metavar="KIND", required=True)
     for kind, short in SHORT.items():
         parser = scripts.add_verb(
@@ -152,15 +156,14 @@ def _effort(arguments: argparse.Namespace) -> PlanEffort:
 def _of_budget(script: scripts.Script, arguments: argparse.Namespace, effort: PlanEffort, watch: Watch) -> Study:
     from elbowroom.answers.estimate import estimate
     from elbowroom.answers.study_points import Study, looked_at
-    from elbowroom.units import parse_bytes
 
     (machine,) = _timed([scripts.machine_of(arguments.gpu)])
     captures = _captures(script, arguments, watch)
     outside_bytes = machine.outside_bytes
     own_bytes = max(0, machine.tiers[0].capacity_bytes - outside_bytes)
-    more_bytes = own_bytes + parse_bytes(arguments.more) if arguments.more else None
+    more_bytes = own_bytes + size_with_unit(arguments.more) if arguments.more else None
     if arguments.budgets:
-        wanted = {parse_bytes(each) for each in arguments.budgets.split(",") if each.strip()}
+        wanted = {size_with_unit(each) for each in arguments.budgets.split(",") if each.strip()}
     else:
         needed_bytes = estimate(captures.case(machine, own_bytes).trace(), machine, plans=False).needed_bytes
         wanted = {int(share * (needed_bytes - outside_bytes)) for share in SHARES}
@@ -214,7 +217,7 @@ def _near_the_need(machines: Sequence[Machine], captures: StudyCaptures) -> tupl
 
 
 def _of_values(script: scripts.Script, arguments: argparse.Namespace, effort: PlanEffort, watch: Watch) -> Study:
-    from elbowroom.answers.study_points import Study, looked_at
+    from elbowroom.answers.study_points import Study, looked_at, repeats
 
     vary = Range.of(_vary(script, arguments))
     knob = find_knob(vary, script.path, script.arguments)
@@ -222,19 +225,24 @@ def _of_values(script: scripts.Script, arguments: argparse.Namespace, effort: Pl
     captures = _captures(script, arguments, watch, knob)
     values = values_of(vary, arguments.multiple_of)
     points = looked_at([captures.case(machine, value) for value in values], effort, watch, stops=True)
-    if len({(point.needed_bytes, point.kept_step_ns) for point in points}) == 1 < len(points):
-        raise UsageError(
-            f"--vary: {knob.label} has no effect: what a step needs is the same with {points[0].value} and "
-            f"{points[-1].value}; allowed are arguments, environment variables and constants of the script; write "
-            "arg:NAME, env:NAME or const:NAME to say which it is"
-        )
+    early = watch.early
+    if repeats(points):
+        same = f"a step with {points[-2].value} and one with {points[-1].value} need and take the same"
+        if len(points) == 2:
+            raise UsageError(
+                f"--vary: {knob.label} has no effect: {same}; allowed are arguments, environment variables and "
+                "constants of the script, and data with as many samples; write arg:NAME, env:NAME or const:NAME to "
+                "say which it is, or give the script more data"
+            )
+        early = f"It ends there: {same}. The data may have fewer samples, also for {points[-2].value}."
+        points = points[:-1]
     return Study(
         kind=arguments.kind,
         script=script.label,
         machine=machine.name,
         varied=vary.name,
         points=points,
-        early=watch.early,
+        early=early,
     )
 
 
@@ -289,10 +297,9 @@ def values_of(vary: Range, multiple_of: int) -> tuple[int, ...]:
 def _of_links(script: scripts.Script, arguments: argparse.Namespace, effort: PlanEffort, watch: Watch) -> LinkStudy:
     from elbowroom.answers.link_study import studied_links
     from elbowroom.planners.budget.least import checked_slowdown
-    from elbowroom.units import parse_bytes
 
     checked_slowdown(arguments.slowdown)
-    budget_bytes = parse_bytes(arguments.budget) if arguments.budget else None
+    budget_bytes = size_with_unit(arguments.budget) if arguments.budget else None
     captures = _captures(script, arguments, watch)
     cases = [captures.case(each, each.tiers[0].capacity_bytes) for each in _timed(scripts.machines_of(arguments.gpu))]
     return studied_links(script.label, cases, effort, watch, budget_bytes=budget_bytes, slowdown=arguments.slowdown)

@@ -211,6 +211,7 @@ def asking(
     *,
     judge: Judge = any_recompute,
     watch: Watch | None = None,
+    shared: dict[object, Any] | None = None,
 ) -> Asking:
     """Return an `Asking` that plans a trace for one device budget after the other.
 
@@ -221,6 +222,8 @@ def asking(
         request: the planner and its knobs.
         judge: no plan of `optimal` or `capuchin` has a recompute that it refuses.
         watch: shows progress.
+        shared: what was found for other budgets of the same trace and GPU; more is added to it. Plans begin with
+            those for other budgets then, which takes less time for each. None for plans that stand alone.
     """
     link, name = first_lower(machine), request.planner or DEFAULT_PLANNER
     tier, lower = link.lower if link else None, budget.lower
@@ -236,6 +239,7 @@ def asking(
         time_limit_s=request.time_limit_s,
         judge=judge,
         prices=EnergyPrices(trace, machine) if request.objective == "energy" else None,
+        shared=shared,
     )
     return Asking(problem, PLANNERS[name], name, request.options, watch, follows=request.follows)
 

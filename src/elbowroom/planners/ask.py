@@ -62,7 +62,8 @@ class Asking:
             TimeOver: no time is left.
         """
         if self._named is not None and self._named.budget_bytes == budget_bytes:
-            return self._named
+            named, self._named = self._named, None
+            return named
         try:
             return self._plan(budget_bytes)
         except Infeasible as found:

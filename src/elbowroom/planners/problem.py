@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field, replace
-from typing import Literal
+from typing import Any, Literal
 
 import numpy as np
 
@@ -85,6 +85,7 @@ class Problem:
         host_bytes: bytes that the host may hold, if storages may go on to the disk; `tier_bytes` is then what both
             have room for. Else None.
         prices: what recomputes and copies cost beyond their time, if plans are chosen by energy; else None.
+        shared: what a planner keeps from budget to budget, if it is asked for several; None for a single plan.
     """
 
     step: LastStep
@@ -101,6 +102,7 @@ class Problem:
     states: DecidedStates | None = None
     host_bytes: int | None = None
     prices: EnergyPrices | None = None
+    shared: dict[object, Any] | None = None
 
     def extra_ns(self, moves: Moves, done: Play) -> int:
         """Return what a played plan costs beyond the time of its step: 0 if plans are chosen by time."""
@@ -110,6 +112,14 @@ class Problem:
     def moves_states(self) -> bool:
         """Whether optimizer states, gradients or parameters may be swapped."""
         return not set(OF_STATES).isdisjoint(self.allow)
+
+    @property
+    def kind(self) -> tuple[int, bool]:
+        """What sets it apart from problems for other budgets: how many windows are large enough, and the objective.
+
+        The least size may follow the budget. The same windows are large enough if as many are.
+        """
+        return int((self.step.size >= max(1, self.min_size_bytes)).sum()), self.prices is None
 
     def means_of(self, n: int) -> Means:
         """Return the means that swaps a window."""

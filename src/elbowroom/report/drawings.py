@@ -163,8 +163,16 @@ def line_chart(
         dash = ' stroke-dasharray="5 4"' if curve.dashed else ""
         path = " ".join(f"{x:.1f},{y:.1f}" for x, y in places)
         parts.append(f'<polyline points="{path}" fill="none" stroke-width="2"{dash} {_stroke(curve.tone)}/>')
-        parts += [f'<circle cx="{x:.1f}" cy="{y:.1f}" r="3.5" {_fill(curve.tone)}/>' for x, y in places]
-    return _svg(title, _TOP + _HEIGHT + _BOTTOM, parts)
+        for (x, y), place in zip(curve.points, places, strict=True):
+            parts.append(_dot(f"{show_x(x)}: {show_y(y)}, {curve.label}", place, curve.tone))
+    return _svg(title, _TOP + _HEIGHT + _BOTTOM, parts, role="group")
+
+
+def _dot(said: str, place: tuple[float, float], tone: Tone) -> str:
+    """Draw a point that the keyboard reaches, and that a screen reader or a pointer over it says in words."""
+    x, y = place
+    named = f'tabindex="0" role="img" aria-label="{escape(said)}"'
+    return f'<circle {named} cx="{x:.1f}" cy="{y:.1f}" r="3.5" {_fill(tone)}><title>{escape(said)}</title></circle>'
 
 
 def alone(charts: Sequence[str], named: Sequence[tuple[str, Tone]] = ()) -> str:
@@ -182,8 +190,8 @@ def alone(charts: Sequence[str], named: Sequence[tuple[str, Tone]] = ()) -> str:
     return f'{head}<rect width="100%" height="100%" fill="#ffffff"/>{"".join(parts)}</svg>\n'
 
 
-def _svg(title: str, height: float, parts: Sequence[str]) -> str:
-    named = f'role="img" aria-label="{escape(title)}" style="font:{TEXT};max-width:100%"'
+def _svg(title: str, height: float, parts: Sequence[str], role: str = "img") -> str:
+    named = f'role="{role}" aria-label="{escape(title)}" style="font:{TEXT};max-width:100%"'
     return f"<svg {_size(WIDTH, height)} {named}>{''.join(parts)}</svg>"
 
 
@@ -259,7 +267,7 @@ def _marking(marking: Marking, place_x: Callable[[float], float], place_y: Calla
         label = _text(x + (-6 if right else 6), _TOP + 14, marking.label, anchor="end" if right else "start", soft=True)
         return [_line(x, _TOP, x, _TOP + _HEIGHT, marking.tone), label]
     y = place_y(marking.at)
-    label = _text(_LEFT + 6, y - 6, marking.label, soft=True)
+    label = _text(_LEFT + 6, y + 15 if marking.tone == "kept" else y - 6, marking.label, soft=True)  # off the steps
     return [_line(_LEFT, y, WIDTH - _RIGHT, y, marking.tone), label]
 
 

@@ -55,6 +55,10 @@ def fit_of(subject: Subject) -> Fit:
     if subject.estimate is not None:
         return _of_estimate(subject.estimate)
     line = subject.simulated or subject.kept
+    if line is None and subject.pareto is not None:
+        curve = subject.pareto
+        needed = f"everything kept needs {format_bytes(curve.kept_peak_bytes)} of {curve.machine}"
+        return Fit(fits=None, sentences=(f"With a budget a step may do with less: {needed}, simulated.",))
     if line is None:
         return Fit(fits=None, sentences=("No record says on which machine: give a machine or a timeline as well.",))
     if subject.machine is None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import io
+import re
 from collections.abc import Callable, Sequence
 from dataclasses import fields
 from html import escape
@@ -103,11 +104,16 @@ def _page(study: Study | LinkStudy) -> str:
     return Template(of_report.joinpath("study.html").read_text("utf-8")).substitute(
         title=escape(_title(study)),
         style=of_report.joinpath("page.css").read_text("utf-8"),
-        answer="".join(f"<p>{escape(each)}</p>" for each in _words(study)),
+        answer="".join(f"<p>{_with_commands(each)}</p>" for each in _words(study)),
         keys=drawings.key(_keys(study)),
         charts="".join(_charts(study)),
         table=f'<table class="figures"><thead><tr>{head}</tr></thead><tbody>{body}</tbody></table>',
     )
+
+
+def _with_commands(said: str) -> str:
+    """Return a sentence for the page; what stands between backticks is a command."""
+    return re.sub(r"`([^`]+)`", r"<code>\1</code>", escape(said))
 
 
 def _title(study: Study | LinkStudy) -> str:

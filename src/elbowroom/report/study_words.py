@@ -86,8 +86,10 @@ def _least(study: Study) -> Iterator[str]:
     refused = [point for point in study.points if point.outcome == "no plan"]
     if refused and refused[-1].value != study.own_bytes:
         outside_bytes = refused[-1].memory_bytes - refused[-1].value
-        given, least = refused[-1].value, format_bytes((refused[-1].least_bytes or 0) - outside_bytes)
-        yield f"No plan was found for {format_bytes(given)}; the least budget that one was found for is {least}."
+        least_bytes = (refused[-1].least_bytes or 0) - outside_bytes
+        is_less = not trained or least_bytes < trained[0].value
+        named = f"; the least budget that one was found for is {format_bytes(least_bytes)}" if is_less else ""
+        yield f"No plan was found for {format_bytes(refused[-1].value)}{named}."
 
 
 def _of_gpus(study: Study) -> Iterator[str]:

@@ -21,6 +21,8 @@ from elbowroom.step.last_step import LastStep
 
 ROUNDS = ((6, 150), (3, 150), (1, 400))
 """Per round, how many chains go on, and how many changes each makes."""
+ROUNDS_NEAR = ((6, 150), (2, 150), (1, 400))
+"""The same where choices begin with plans for other budgets."""
 UPHILL = (3e-3, 1e-3, 3e-4, 1e-4)
 """Shares of the step that a change may cost as a rule: at the begin of each round, and at the end of the last."""
 EFFORT = 400_000
@@ -246,16 +248,19 @@ def ease(step: LastStep, *, counts_reserved: bool) -> float:
     return min(1.0, factor)
 
 
-def annealed(chains: Sequence[Chain], enough_ns: int, effort: float = 1.0) -> list[Chain]:
+def annealed(
+    chains: Sequence[Chain], enough_ns: int, effort: float = 1.0, rounds: Sequence[tuple[int, int]] = ROUNDS
+) -> list[Chain]:
     """Let chains go on, in each round only the best ones. Returns all of them, the best first.
 
     Args:
         chains: the chains.
         enough_ns: a step this fast ends it.
         effort: factor on the number of changes.
+        rounds: per round, how many chains go on, and how many changes each makes.
     """
     random, left = Random(0), sorted(chains, key=_rank)
-    for turn, (count, changes) in enumerate(ROUNDS):
+    for turn, (count, changes) in enumerate(rounds):
         for chain in left[:count]:
             scale = chain.scale
             factor = effort * ease(scale.step, counts_reserved=chain.counts_reserved)

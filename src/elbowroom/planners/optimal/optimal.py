@@ -14,9 +14,10 @@ the larger n is.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import replace
 from functools import partial
+from typing import TypeVar
 
 from elbowroom.allocator.blocks import SMALL_BYTES
 from elbowroom.errors import Infeasible
@@ -34,6 +35,7 @@ from elbowroom.planners.optimal.algorithm_choice import (
 )
 from elbowroom.planners.optimal.baseline_trials import BASELINES, seeds_in_reserved, trial_of
 from elbowroom.planners.optimal.exhaustive import are_few, fastest_of_all, least_of_all
+from elbowroom.planners.optimal.neighbours import Neighbours
 from elbowroom.planners.optimal.pipe_bound import alike, bound_ns
 from elbowroom.planners.optimal.refine import (
     ALL_PLAYED,
@@ -59,6 +61,8 @@ from elbowroom.planners.optimal.state_choice import all_away, states_near, state
 from elbowroom.planners.optimal.swaps_after_recomputes import Basis
 from elbowroom.planners.optimal.trial import Trial, arranged, tried
 from elbowroom.planners.problem import Problem, as_plan, movable, peak_of, with_disk, without_disk
+
+Made = TypeVar("Made")
 
 FEW_SAVES = 100
 """With fewer saves than this, the baselines are asked for reserved bytes too: it takes little time."""
@@ -138,30 +142,61 @@ def _reserving(problem: Problem, bound: int, enough_ns: int) -> FittingTrial:
     Raises:
         Infeasible: there is no such trial.
     """
-    budget_bytes = problem.budget_bytes
-    bases = sorted(_bases(problem), key=lambda each: (each[0], each[1][0].cost))
-    bases = [each for k, each in enumerate(bases) if not k or each[1][0].cost != bases[k - 1][1][0].cost]
-    frugal = [found for _, found in bases[:MOST_FRUGAL]]
-    best = None
-    for all_stay in (False, True) if problem.moves_states else (False,):
-        ladder = Search(_of_large(problem), all_stay=all_stay).annealed_within
-        found = fastest_within(budget_bytes, bases[0][0], ladder, enough_ns)
+    bases, budget_bytes = _once(problem, "bases", partial(_frugal_bases, problem)), problem.budget_bytes
+    least_bytes, known = bases[0][0], _known(problem)
+    below, starts = known.below(budget_bytes), list(known.starts(budget_bytes, least_bytes))
+    best = None if below is None else held_within(below, budget_bytes)
+    for all_stay in (False, True) if problem.moves_states and problem.shared is None else (False,):
+        ladder = partial(Search(_of_large(problem), all_stay=all_stay).annealed_within, near=starts)
+        found = fastest_within(budget_bytes, least_bytes, ladder, enough_ns)
         best = min(filter(None, (best, found)), key=lambda each: each.step_ns, default=None)
         if best is not None and best.step_ns <= VERY_FAR * bound:
             break
-    held = best or next(filter(None, (held_within(found, budget_bytes) for found in frugal)), None)
+    frugal = (held_within(found, budget_bytes) for _, found in bases[:MOST_FRUGAL])
+    held = best or next(filter(None, frugal), None)
     if held is None:
-        at_least = replace(problem, budget_bytes=bases[0][0])
-        found, limit_bytes = frugalest(frugal, Search(at_least).rough, partial(_near, at_least))
+        found, limit_bytes = _once(problem, "frugalest", partial(_frugalest, problem, bases))
         held = held_within(found, budget_bytes)
         if held is None:
-            raise _over_reserved(problem, bases[0][0], max(limit_bytes, budget_bytes + 1))
-    is_small = len(problem.step.saves) <= FEW_SAVES and held.step_ns > enough_ns
-    if best is None or is_small or held.step_ns > FAR * bound:
-        held = _or_baseline(problem, held)
-    within = AcceptedTrials(held, budget_bytes)
-    _refined(problem, held.found, bound, enough_ns, within, SHARE)
-    return within.best
+            raise _over_reserved(problem, least_bytes, max(limit_bytes, budget_bytes + 1))
+    if problem.shared is None:
+        is_small = len(problem.step.saves) <= FEW_SAVES and held.step_ns > enough_ns
+        if best is None or is_small or held.step_ns > FAR * bound:
+            held = _or_baseline(problem, held)
+        within = AcceptedTrials(held, budget_bytes)
+        _refined(problem, held.found, bound, enough_ns, within, SHARE)
+        held = within.best
+    known.add(budget_bytes, held)
+    return held
+
+
+def _known(problem: Problem) -> Neighbours:
+    """Return the trials for other budgets of the same problem."""
+    shared = {} if problem.shared is None else problem.shared
+    return shared.setdefault(problem.prices is None, Neighbours())
+
+
+def _once(problem: Problem, name: str, make: Callable[[], Made]) -> Made:
+    """Return what does not depend on the budget: it is made once if several budgets are asked for."""
+    if problem.shared is None:
+        return make()
+    key = (name, problem.kind)
+    if key not in problem.shared:
+        problem.shared[key] = make()
+    return problem.shared[key]
+
+
+def _frugal_bases(problem: Problem) -> list[tuple[int, Found]]:
+    """Return different choices that allocate few bytes, the least first."""
+    bases = sorted(_bases(problem), key=lambda each: (each[0], each[1][0].cost))
+    return [each for k, each in enumerate(bases) if not k or each[1][0].cost != bases[k - 1][1][0].cost]
+
+
+def _frugalest(problem: Problem, bases: Sequence[tuple[int, Found]]) -> tuple[Found, int]:
+    """Return the trial with the least limit of reserved bytes, and that limit."""
+    at_least = replace(problem, budget_bytes=bases[0][0])
+    frugal = [found for _, found in bases[:MOST_FRUGAL]]
+    return frugalest(frugal, Search(at_least).rough, partial(_near, at_least))
 
 
 def _of_large(problem: Problem) -> Problem:

@@ -13,14 +13,14 @@ plus replays of a few equal steps for each trial that is fast enough.
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from itertools import islice
 from typing import final
 
 from elbowroom.planners.budget.confirm_reserved import replayed
 from elbowroom.planners.budget.reserved_search import lowest
 from elbowroom.planners.optimal.annealing import ease, go_on
-from elbowroom.planners.optimal.leaving import Over, Reserving
+from elbowroom.planners.optimal.leaving import NOTHING, Over, Reserving, WeighedLeaving
 from elbowroom.planners.optimal.refine import Pool
 from elbowroom.planners.optimal.rough_trials import NAME, Found, Start, effort_of
 from elbowroom.planners.optimal.trial import Trial
@@ -116,11 +116,15 @@ class FittingTrial:
         found: the trial, and the pool that it was chosen from.
         step_ns: time of the step, waits for the driver included, and what it costs beyond that (`Trial.extra_ns`).
         is_driven: whether compute waits for the driver.
+        most_ops: that of the choice which it was made of, as in `Leaving`.
+        margin: the same.
     """
 
     found: Found
     step_ns: int
     is_driven: bool
+    most_ops: int = NOTHING.most_ops
+    margin: float | None = NOTHING.margin
 
 
 def held_within(found: Found, budget_bytes: int) -> FittingTrial | None:
@@ -200,7 +204,7 @@ def fastest_within(budget_bytes: int, least_bytes: int, ladder: Ladder, enough_n
         if best is not None and (each.over_bytes or each.step_ns > NEAR * best.step_ns):
             break
         if not (each.over_bytes or each.is_driven):  # those that follow are slower, or above the budget
-            best = best or FittingTrial(found=(each.trial, scale.pool), step_ns=each.trial.cost[0], is_driven=False)
+            best = best or _free(each, each.trial, scale.pool)
         elif len(driven) < MOST_DRIVEN and (met := held_within((each.trial, scale.pool), budget_bytes)):
             driven.append((met, (scale, each)))
     if driven:
@@ -209,6 +213,17 @@ def fastest_within(budget_bytes: int, least_bytes: int, ladder: Ladder, enough_n
             less = _driven_less(met, start, budget_bytes, enough_ns)
             best = less if best is None or less.step_ns < best.step_ns else best
     return best
+
+
+def _free(weighed: WeighedLeaving, trial: Trial, pool: Pool) -> FittingTrial:
+    choice = weighed.choice
+    return FittingTrial(
+        found=(trial, pool),
+        step_ns=trial.cost[0],
+        is_driven=False,
+        most_ops=choice.most_ops,
+        margin=choice.margin,
+    )
 
 
 def _rank(start: Start) -> tuple[int, float]:
@@ -248,7 +263,7 @@ class AcceptedTrials:
         if trial.cost[0] > now.step_ns or self._left <= 0:
             return False
         if not now.is_driven:
-            held = FittingTrial(found=found, step_ns=trial.cost[0], is_driven=False)
+            held = replace(now, found=found, step_ns=trial.cost[0])
             held = held if is_free(trial, self._budget_bytes) else None
         else:
             self._left -= 1

@@ -12,10 +12,11 @@ from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import replace
 from functools import partial
 from heapq import nsmallest
+from itertools import islice
 from typing import final
 
 from elbowroom.planners.optimal.algorithm_choice import deciding_algorithms, fastest, frugal
-from elbowroom.planners.optimal.annealing import Chain, annealed, ease, first_chains
+from elbowroom.planners.optimal.annealing import ROUNDS, ROUNDS_NEAR, Chain, annealed, ease, first_chains
 from elbowroom.planners.optimal.baseline_trials import seeds, trial_of
 from elbowroom.planners.optimal.closed_recipes import ClosedRecipes
 from elbowroom.planners.optimal.leaving import Leaving, Over, Scale, WeighedLeaving
@@ -87,7 +88,9 @@ class Search:
         chains = annealed(first_chains(starts), enough_ns, effort_of(self._asked))
         return _sorted([*_best(chains), *of_baselines])
 
-    def annealed_within(self, budget_bytes: int, least_bytes: int, over: Over, enough_ns: int) -> list[Start]:
+    def annealed_within(
+        self, budget_bytes: int, least_bytes: int, over: Over, enough_ns: int, near: Sequence[Start] = ()
+    ) -> list[Start]:
         """Return the best trials found whose reserved bytes are within the budget, and those found on the way.
 
         A ladder of allocated bytes is gone down, from the budget to the first rung where the allocator has room without
@@ -99,31 +102,51 @@ class Search:
             least_bytes: the least allocated bytes that can be planned for.
             over: counts the reserved bytes above the budget.
             enough_ns: a step this fast ends the search.
+            near: trials for other budgets, to begin with too.
         """
-        counted, effort = list[Start](), effort_of(self._asked)
+        counted = [(scale, scale.counted(each, over)) for scale, each in near]
         looks = max(LOOKS, int(MOST_LOOKS * ease(self._asked.step, counts_reserved=True)))
-        for rung in _rungs(budget_bytes, least_bytes):
-            rough = self._starts(rung, few=True)
-            plain = annealed(first_chains(_played(rough, LOOKS) or rough), enough_ns, effort * EFFORT_RUNG)
-            met = [(of.scale, weighed) for of in plain for weighed in of.met]
-            found = _counted(_played([*rough, *met], looks), over)
+        for rung in self._rungs(budget_bytes, least_bytes):
+            found = _counted(_played(self._on_rung(rung, enough_ns), looks), over)
             counted += found
             if any(not (each.over_bytes or each.is_driven) for _, each in found):
                 break
-        go_on = partial(annealed, enough_ns=enough_ns, effort=effort * EFFORT_WITHIN)
+        effort, rounds = effort_of(self._asked) * EFFORT_WITHIN, ROUNDS if self._asked.shared is None else ROUNDS_NEAR
+        go_on = partial(annealed, enough_ns=enough_ns, effort=effort, rounds=rounds)
         chains = go_on(first_chains(counted, over))
+        if self._asked.shared is not None:
+            return _ends(chains)
         driven = chains if any(each.best for each in chains) and not _any_within(chains) else []
         if driven:
             chains = go_on(first_chains(counted, over, against_waits=True))
         return _ends([*driven, *(chains if _any_within(chains) else go_on(chains))])
 
+    def _rungs(self, budget_bytes: int, least_bytes: int) -> Iterator[int]:
+        """Yield the rungs to look at. If plans for several budgets are asked for, all of them share one ladder."""
+        rungs = _rungs(budget_bytes, least_bytes)
+        if self._asked.shared is not None:
+            top_bytes = max(least_bytes, int(self._asked.step.level.max()))
+            rungs = (rung for rung in _rungs(top_bytes, least_bytes) if rung <= budget_bytes)
+        return islice(rungs, MOST_RUNGS)
+
+    def _on_rung(self, rung: int, enough_ns: int) -> list[Start]:
+        """Return trials for a number of allocated bytes alone, and choices that were estimated only."""
+        shared = self._asked.shared if self._asked.shared is not None else {}
+        ways = tuple(pool.problem.algorithms for pool in self._pools)
+        key = (rung, ways, self._all_stay, self._asked.kind)
+        if key not in shared:
+            rough = self._starts(rung, few=True)
+            effort = effort_of(self._asked) * EFFORT_RUNG
+            plain = annealed(first_chains(_played(rough, LOOKS) or rough), enough_ns, effort)
+            shared[key] = [*rough, *((of.scale, weighed) for of in plain for weighed in of.met)]
+        return shared[key]
+
     def _starts(self, budget_bytes: int, *, few: bool = False) -> list[Start]:
         """Return the choices of the programs, estimated, and the best of them brought within the budget."""
         found = list[Start]()
         asked = replace(frugal(self._asked), budget_bytes=budget_bytes)
-        for k, scale in enumerate(
-            (*(Scale(pool.within(budget_bytes)) for pool in self._pools), *self._with_states(asked))
-        ):
+        scales = [Scale(pool.within(budget_bytes)) for pool in self._pools]
+        for k, scale in enumerate((*scales, *self._with_states(asked))):
             weighed = [scale.estimated(choice) for choice in choices_of_programs(scale.pool, few=few or k > 0)]
             best = nsmallest(BROUGHT, weighed[1:], key=lambda each: each.cost_ns)
             found += [(scale, each) for each in (*weighed, *map(scale.brought_within, (weighed[0], *best)))]
@@ -184,12 +207,11 @@ def _start(scale: Scale, trial: Trial) -> Start:
 def _rungs(budget_bytes: int, least_bytes: int) -> Iterator[int]:
     """Yield numbers of allocated bytes to plan for, from the budget down to the least."""
     rung = budget_bytes
-    for _ in range(MOST_RUNGS):
-        if rung >= least_bytes:
-            yield rung
-        if rung <= least_bytes:
-            return
+    while rung > least_bytes:
+        yield rung
         rung = max(least_bytes, int(rung * RUNG_SHARE))
+    if rung == least_bytes:
+        yield rung
 
 
 def _played(starts: Iterable[Start], most: int) -> list[Start]:
