@@ -40,7 +40,7 @@ def digest(model):
 
 OF_CHILDREN = """
 def train(name, steps, seed):
-    print(name, digest(trained(steps, seed)[0]), flush=True)
+    print(f"{name} {digest(trained(steps, seed)[0])}\\n", end="", flush=True)
 
 
 train("first", 4, 1)
