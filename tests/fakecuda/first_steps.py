@@ -1,8 +1,7 @@
 """Runs inside the rig: what a device holds in the first steps of trainings whose parameters move.
 
-stdin: one JSON object {"models": [names], "inside": whether the model is made within the budget, "share": of the least
-budget that a refusal names, which they train within; 1 also is what the device has}. Prints one JSON object after
-"@@": per model the least budget, and the peaks of each step.
+stdin: one JSON object {"models": [names], "inside": whether the model is made within the budget}. Prints one JSON
+object after "@@": per model the least budget that a refusal names, and the peaks of each step within it.
 """
 
 from __future__ import annotations
@@ -59,18 +58,16 @@ def within(model: str, budget_bytes: int, *, inside: bool) -> dict[str, Any]:
     return {**found, "modes": [each.mode for each in room.steps], "mismatches": [s.mismatches for s in room.steps]}
 
 
-def tried(model: str, share: float, *, inside: bool) -> dict[str, Any]:
-    """Train within a share of the least budget that is named; below a hard limit of that if the model is made there."""
+def tried(model: str, *, inside: bool) -> dict[str, Any]:
+    """Train within the least budget that is named, below a hard limit of it where the model is made within it."""
     least_bytes = within(model, 1 << 20, inside=inside)["least"]
     gc.collect()
     torch.cuda.empty_cache()
     left_bytes = torch.cuda.memory_reserved()
-    budget_bytes = int(share * least_bytes)
-    if inside and share == 1:
-        set_capacity(budget_bytes)
+    if inside:
+        set_capacity(least_bytes)
     try:
-        found = within(model, budget_bytes, inside=inside)
-        return {"least": least_bytes, "budget": budget_bytes, "left": left_bytes, **found}
+        return {"least": least_bytes, "left": left_bytes, **within(model, least_bytes, inside=inside)}
     finally:
         set_capacity(PLENTY_BYTES)
 
@@ -79,8 +76,7 @@ def main() -> None:
     spec = json.load(sys.stdin)
     trust()
     warnings.simplefilter("ignore")
-    share, inside = spec.get("share", 1), spec["inside"]
-    print("@@" + json.dumps({model: tried(model, share, inside=inside) for model in spec["models"]}))
+    print("@@" + json.dumps({model: tried(model, inside=spec["inside"]) for model in spec["models"]}))
 
 
 if __name__ == "__main__":

@@ -3,11 +3,6 @@
 This code runs for each saved storage of a step, so it makes few calls: see docs/benchmarks.md, "What each storage costs
 the host".
 
-Note: [Tidy]
-The first step of a plan that moves parameters finds blocks that did not leave where the steps before it put them, which
-the simulation does not know. Free memory around them may take the device beyond the budget. So in that step the
-allocator gives free memory back at each tick at which it holds nearly the budget. That takes time once, and no bytes.
-
 Note: [Back later]
 A tick at a save comes while the op's callers still hold its inputs; the simulation frees them with the op. So a swap
 back that is planned there may find no memory. It is tried again at each later tick, until its storage is read: then
@@ -29,9 +24,6 @@ from elbowroom.run.step_kinds import StepKind
 from elbowroom.step.schedule import Action
 from elbowroom.torch_compat.core import version_of
 
-TIDY_SHARE = 7 / 8
-"""Share of the budget from which on a step that begins a plan gives free memory back: Note: [Tidy]."""
-
 
 @final
 class Following:
@@ -45,7 +37,6 @@ class Following:
     Attributes:
         entries: the saved storages of the step, by n.
         refused: number of entries that were swapped although the plan drops them.
-        tidy_bytes: the budget in a step that gives free memory back: Note: [Tidy]; else 0.
     """
 
     def __init__(self, executor: Executor, recomputes: StepRecomputes, state_of: Callable[[int], Entry | None]) -> None:
@@ -53,7 +44,7 @@ class Following:
         self._recomputes = recomputes
         self._state_of = state_of
         self.entries: list[Entry] = []
-        self.refused = self.tidy_bytes = 0
+        self.refused = 0
         self._later: list[Entry] = []
 
     def begin(self) -> list[Entry]:
@@ -93,8 +84,6 @@ class Following:
     def act(self, action: Action | None) -> None:
         """Carry out an action of the plan: see Note: [Ticks] in schedule.py."""
         executor = self._executor
-        if self.tidy_bytes and (executor.residence.held_bytes() or 0) > TIDY_SHARE * self.tidy_bytes:
-            executor.residence.empty()
         if self._recomputes.has_own_writes:
             executor.settle()
         if action is None:

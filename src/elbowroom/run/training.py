@@ -494,7 +494,7 @@ class TrainingRun(RunFigures, Director, Conductor):
         if self._see_what_lies_there():
             residence.empty()
         self._limit.lift()
-        self._begins_plan, self._following.tidy_bytes = False, 0
+        self._begins_plan = False
         if known is None:
             if self._learner.in_parts and not self._learner.spare_bytes:
                 self._states_leave()  # the step before may have kept them
@@ -509,7 +509,6 @@ class TrainingRun(RunFigures, Director, Conductor):
             self._states_leave()  # its plan has those of other optimizers away, and its own side by side
         if known.schedule.uses and self._begins_plan:
             self._parameters_leave()  # those that are there come side by side too
-            self._following.tidy_bytes = self.budget_bytes
         if begins:
             residence.empty()
         else:
