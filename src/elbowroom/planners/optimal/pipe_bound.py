@@ -72,8 +72,11 @@ def choice_of(
 
 
 def are_much(problem: Problem, size: Ints) -> bool:
-    """Tell whether states of some sizes are so much of the budget that the program is to count their copies."""
-    return int(size.sum()) > MUCH * problem.budget_bytes
+    """Tell whether states of some sizes are so much of the budget that the program is to count their copies.
+
+    If an optimizer steps in one go, all of them are there at once: then the program has no place to bring one back.
+    """
+    return len(problem.step.parts) > 0 and int(size.sum()) > MUCH * problem.budget_bytes
 
 
 def alike(step: LastStep, n: Ints) -> list[Ints]:

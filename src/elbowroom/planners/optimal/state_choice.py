@@ -130,8 +130,9 @@ def _least_needed(problem: Problem, n: Ints) -> Ints:
 def sets_of(problem: Problem, *, all_stay: bool) -> Iterator[list[Problem]]:
     """Yield sets of states that are away, each in a few placements: one set that suits the budget, and all of them.
 
-    Where states are much of the budget, the pipe program chooses the set, for the budget and for less of it. They then
-    fill more or less of the budget as they come back. Else it is those that are idle longest, half of the bytes.
+    Where states are much of the budget, and come back in parts, the pipe program chooses the set, for the budget and
+    for less of it. They then fill more or less of the budget as they come back. Else it is those that are idle longest,
+    half of the bytes.
 
     Args:
         problem: a problem without decided states.
