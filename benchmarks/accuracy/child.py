@@ -62,5 +62,6 @@ def define_torchvision_ops() -> None:
         return
     except RuntimeError:  # operator torchvision::nms does not exist
         library = torch.library.Library("torchvision", "FRAGMENT")
-        library.define("nms(Tensor dets, Tensor scores, float iou_threshold) -> Tensor")
+        for name in ("nms", "qnms"):
+            library.define(f"{name}(Tensor dets, Tensor scores, float iou_threshold) -> Tensor")
         globals()["_kept"] = library  # a library that dies takes its ops along

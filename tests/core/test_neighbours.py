@@ -27,17 +27,22 @@ def deep() -> tuple[Trace, Machine]:
     return trace, replace(machine(), allocator="")
 
 
-def test_a_ladder_of_rungs_is_gone_down_once_for_all_budgets(monkeypatch: pytest.MonkeyPatch) -> None:
-    # given a count of the rungs that programs are solved for
-    trace, on = deep()
-    solved = list[int]()
+@pytest.fixture
+def solved(monkeypatch: pytest.MonkeyPatch) -> list[int]:
+    """The rungs that programs are solved for, in turn."""
+    found = list[int]()
     starts = rough_trials.Search._starts  # pyright: ignore[reportPrivateUsage]
 
-    def counted(self: rough_trials.Search, budget_bytes: int, *, few: bool = False) -> list[rough_trials.Start]:
-        solved.extend([budget_bytes] if few else [])
+    def noted(self: rough_trials.Search, budget_bytes: int, *, few: bool = False) -> list[rough_trials.Start]:
+        found.extend([budget_bytes] if few else [])
         return starts(self, budget_bytes, few=few)
 
-    monkeypatch.setattr(rough_trials.Search, "_starts", counted)
+    monkeypatch.setattr(rough_trials.Search, "_starts", noted)
+    return found
+
+
+def test_a_ladder_of_rungs_is_gone_down_once_for_all_budgets(solved: list[int]) -> None:
+    trace, on = deep()
     kept = simulate(trace, on).peak_reserved_bytes
     ask = asking(trace, on, below_device(on, Budget()), requested(min_size=1, time_limit_s=1.0), shared={})
 
@@ -52,16 +57,8 @@ def test_a_ladder_of_rungs_is_gone_down_once_for_all_budgets(monkeypatch: pytest
         assert simulate(trace, on, each).peak_reserved_bytes <= each.budget_bytes
 
 
-def test_a_plan_that_stands_alone_goes_down_a_ladder_of_its_own(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_plan_that_stands_alone_goes_down_a_ladder_of_its_own(solved: list[int]) -> None:
     trace, on = deep()
-    solved = list[int]()
-    starts = rough_trials.Search._starts  # pyright: ignore[reportPrivateUsage]
-
-    def counted(self: rough_trials.Search, budget_bytes: int, *, few: bool = False) -> list[rough_trials.Start]:
-        solved.extend([budget_bytes] if few else [])
-        return starts(self, budget_bytes, few=few)
-
-    monkeypatch.setattr(rough_trials.Search, "_starts", counted)
     budget = simulate(trace, on).peak_reserved_bytes // 2
     ask = asking(trace, on, below_device(on, Budget()), requested(min_size=1, time_limit_s=1.0))
 

@@ -71,6 +71,19 @@ def test_a_case_keeps_everything_or_is_planned_or_has_no_plan() -> None:
     assert refused.least_bytes > 0.1 * PIECE + 5
 
 
+def test_a_gpu_with_another_link_has_a_plan_of_its_own() -> None:
+    # given GPUs with a caching allocator whose steps take the same time, and the memory for 7 of 12 storages of 4 MiB
+    trace, size_bytes = chain([4 * 2**20] * 12, ns=2**22), 7 * 4 * 2**20
+    fast, slow = (replace(device(size_bytes / PIECE, out=rate, back=rate), allocator="") for rate in (10**10, 10**8))
+
+    # when they are looked at together, then the second is as it is alone
+    together = looked_at([case(1, fast, trace), case(2, slow, trace)], SWAPS, Watch())
+    (alone_slow,) = looked_at([case(2, slow, trace)], SWAPS, Watch())
+    assert together[1] == alone_slow
+    assert together[0].outcome == alone_slow.outcome == "planned"
+    assert (together[0].step_ns or 0) < (alone_slow.step_ns or 0)
+
+
 def test_cases_with_less_than_a_plan_was_found_to_need_are_not_planned(monkeypatch: pytest.MonkeyPatch) -> None:
     # given a case without a plan, and one with less memory whose capture in parts must not be asked for
     first = case(2, device(0.2))

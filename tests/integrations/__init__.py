@@ -1,5 +1,5 @@
 """Trainings of libraries within a budget. Processes that a test starts import this package first, as its modules do."""
 
-from tests.integrations.torchvision_ops import define_torchvision_ops
+from benchmarks.accuracy.child import define_torchvision_ops
 
 define_torchvision_ops()

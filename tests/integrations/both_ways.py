@@ -74,6 +74,18 @@ class Around:
         self._switch.close(error)
 
 
+def around(train: Callable[[], Outcome]) -> Train:
+    """A loop as a training: inside the room, or plain."""
+
+    def trained(room: Around | None) -> Outcome:
+        if room is None:
+            return train()
+        with room:
+            return train()
+
+    return trained
+
+
 def tight(train: Train, made: Callable[..., Any], share: float = SHARE, **options: Any) -> int:
     """A budget that keeping everything does not meet, and a plan does."""
     free, none = made(PLENTY, min_size=MIN_SIZE_BYTES, **options), made(1, min_size=MIN_SIZE_BYTES, **options)

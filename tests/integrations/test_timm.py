@@ -9,7 +9,7 @@ import pytest
 import torch
 from torch.utils.data import DataLoader, TensorDataset
 
-from tests.integrations.both_ways import Around, alone, outcome, rows, same_within
+from tests.integrations.both_ways import Around, alone, around, outcome, rows, same_within
 from tests.torch.helpers import Outcome, assert_equal
 
 timm: Any = pytest.importorskip("timm", reason="timm is not installed: docs/integrations.md says how")
@@ -69,25 +69,13 @@ WAYS: dict[str, dict[str, Any]] = {
 
 @pytest.mark.parametrize("way", WAYS)
 def test_a_loop_with_the_parts_of_timm_gives_the_same_numbers_within_a_budget(way: str, tmp_path: Path) -> None:
-    def train(around: Any) -> Outcome:
-        if around is None:
-            return loop(tmp_path, **WAYS[way])
-        with around:
-            return loop(tmp_path, **WAYS[way])
-
-    same_within(train, Around, over=True)
+    same_within(around(lambda: loop(tmp_path, **WAYS[way])), Around, over=True)
 
 
 def test_a_training_is_resumed_from_a_checkpoint_that_was_saved_within_a_budget(tmp_path: Path) -> None:
     plain = alone(lambda _: loop(tmp_path), None)
 
-    def train(around: Any) -> Outcome:
-        if around is None:
-            return loop(tmp_path, ends=1)
-        with around:
-            return loop(tmp_path, ends=1)
-
-    same_within(train, Around, over=True)
+    same_within(around(lambda: loop(tmp_path, ends=1)), Around, over=True)
     again = loop(tmp_path, resumes=True)
     # then the second epoch and the weights at its end are those of two epochs without a break
     last = len(plain.losses) // 2

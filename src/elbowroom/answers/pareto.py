@@ -13,6 +13,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
+from functools import partial
 from itertools import pairwise
 from typing import Any
 
@@ -149,10 +150,8 @@ def pareto(
     asked.setdefault("time_limit_s", EFFORT_S)
     lower, watch = below_device(machine, parse_budget(budget)), asked.pop("watch", None)
     for planner in planners:
-        request = requested(planner, options=options, **asked)
-        near = asking(trace, machine, lower, request, watch=watch, shared={})
-        alone = asking(trace, machine, lower, request, watch=watch)
-        found += _points(_sampled(near.weigh, alone.weigh, kept.peak_reserved_bytes, count, watch))
+        ask = partial(asking, trace, machine, lower, requested(planner, options=options, **asked), watch=watch)
+        found += _points(_sampled(ask(shared={}).weigh, ask().weigh, kept.peak_reserved_bytes, count, watch))
     return Pareto(
         trace_id=trace.id,
         machine=machine.name,
@@ -186,14 +185,20 @@ def _sampled(ask: Ask, alone: Ask, kept_peak_bytes: int, count: int, watch: Watc
         while 1 < len(points) < count and (halved := _halved(ask, points)):
             points = halved
         for k in reversed(range(len(points) - 1)):
-            for again in (ask, alone) if k else (ask,):
-                if points[k].step_ns > STEEP * points[k + 1].step_ns:
-                    points[k] = min(points[k], again(points[k].plan.budget_bytes), key=lambda each: each.step_ns)
+            points[k] = _again(points[k], points[k + 1], (ask, alone) if k else (ask,))
     except ENDS as problem:
         if watch is None:
             raise
         watch.ends_early(problem, f"the curve has {len(points)} of {count} points")
     return points
+
+
+def _again(point: Weighed, following: Weighed, ways: Sequence[Ask]) -> Weighed:
+    """Return a point, or a faster one for its budget, asked for as long as it is far above the one that follows."""
+    for ask in ways:
+        if point.step_ns > STEEP * following.step_ns:
+            point = min(point, ask(point.plan.budget_bytes), key=lambda each: each.step_ns)
+    return point
 
 
 def _halved(ask: Ask, points: Sequence[Weighed]) -> list[Weighed]:

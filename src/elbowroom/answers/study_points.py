@@ -13,7 +13,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
-from typing import Any, Literal
+from typing import Any, Literal, final
 
 from elbowroom.answers.estimate import estimate
 from elbowroom.answers.pareto import EFFORT_S
@@ -160,11 +160,11 @@ def looked_at(
         CaptureError: the script fails in the first case.
     """
     found: list[StudyPoint] = []
-    shared = dict[str, dict[object, Any]]()
+    plans = _Plans(effort, watch)
     for case in cases:
         least_bytes = next((point.least_bytes for point in found if point.least_bytes is not None), 0)
         try:
-            found.append(_point(case, effort, watch, least_bytes, shared))
+            found.append(_point(case, plans, least_bytes))
         except CaptureError as problem:
             if not found:
                 raise
@@ -193,18 +193,8 @@ def _failed(case: StudyCase, problem: CaptureError) -> StudyPoint:
     )
 
 
-def _point(
-    case: StudyCase, effort: PlanEffort, watch: Watch, least_bytes: int, shared: dict[str, dict[object, Any]]
-) -> StudyPoint:
-    """Look at one case.
-
-    Args:
-        case: the case.
-        effort: how plans are made.
-        watch: shows progress, and limits the time.
-        least_bytes: the least memory that a plan of another case was found to need, or 0.
-        shared: by trace, what was found for other budgets of it; more is added.
-    """
+def _point(case: StudyCase, plans: _Plans, least_bytes: int) -> StudyPoint:
+    """Look at one case; `least_bytes` is the least memory that a plan of another case was found to need, or 0."""
     machine, trace = case.machine, case.trace()
     capacity_bytes = machine.tiers[0].capacity_bytes
     answer, kept_ns = estimate(trace, machine, plans=False), kept_step_ns(trace, machine)
@@ -225,7 +215,7 @@ def _point(
         return replace(point, outcome="no plan", step_ns=None, energy=None, least_bytes=least_bytes)
     try:
         in_parts = case.in_parts()
-        line = planned_line(in_parts, machine, effort, watch, shared.setdefault(in_parts.id, {}))
+        line = plans.line(in_parts, machine)
     except Infeasible as problem:
         found_bytes = problem.least_feasible_bytes + machine.outside_bytes
         return replace(point, outcome="no plan", step_ns=None, energy=None, least_bytes=found_bytes)
@@ -246,18 +236,32 @@ def kept_step_ns(trace: Trace, machine: Machine) -> int:
     return simulate(trace, replace(machine, allocator="exact")).step_ns
 
 
-def planned_line(
-    trace: Trace, machine: Machine, effort: PlanEffort, watch: Watch, shared: dict[object, Any]
-) -> Timeline:
-    """Plan a step for the memory of a machine; return the simulation of the plan.
+@final
+class _Plans:
+    """Plans of a study. Those for one trace on one GPU, with more or less memory, begin with one another.
 
-    Raises:
-        Infeasible: no plan was found.
-        TimeOver: no time is left.
+    Args:
+        effort: how plans are made.
+        watch: shows progress, and limits the time.
     """
-    request = requested(effort.planner, allow=effort.allow, time_limit_s=effort.time_limit_s)
-    ask = asking(trace, machine, below_device(machine, Budget()), request, watch=watch, shared=shared)
-    return ask.weigh(max(0, machine.tiers[0].capacity_bytes - machine.outside_bytes)).line
+
+    def __init__(self, effort: PlanEffort, watch: Watch) -> None:
+        self._effort, self._watch = effort, watch
+        self._shared: dict[tuple[str, Machine], dict[object, Any]] = {}
+
+    def line(self, trace: Trace, machine: Machine) -> Timeline:
+        """Plan a step for the memory of a machine; return the simulation of the plan.
+
+        Raises:
+            Infeasible: no plan was found.
+            TimeOver: no time is left.
+        """
+        effort, capacity_bytes = self._effort, machine.tiers[0].capacity_bytes
+        request = requested(effort.planner, allow=effort.allow, time_limit_s=effort.time_limit_s)
+        shared = self._shared.setdefault((trace.id, with_memory(machine, 0)), {})
+        lower = below_device(machine, Budget())
+        ask = asking(trace, machine, lower, request, watch=self._watch, shared=shared)
+        return ask.weigh(max(0, capacity_bytes - machine.outside_bytes)).line
 
 
 def with_memory(machine: Machine, memory_bytes: int) -> Machine:

@@ -66,7 +66,9 @@ def warn_unplanned(once: Once, inputs: str, budget_bytes: int, least_bytes: int,
 
 def help_without_limit(least_bytes: int) -> str:
     """Return a sentence on the budget that would do: the least that a plan was found to meet, or 0."""
-    return f"A budget of {format_exact_bytes(least_bytes)} would do" if least_bytes else "A larger one makes it faster"
+    return (
+        f"A budget of {format_exact_bytes(least_bytes)} would do" if least_bytes else "A larger budget makes it faster"
+    )
 
 
 @final

@@ -13,7 +13,7 @@ from __future__ import annotations
 from collections import Counter, defaultdict, deque
 from collections.abc import Hashable, Mapping
 from dataclasses import replace
-from typing import final
+from typing import NamedTuple, final
 
 from elbowroom.step.exchange_times import kind_of
 from elbowroom.step.overlap import StreamClock
@@ -177,12 +177,13 @@ class _Rank:
                 self._lane_of.pop(storage, None)
 
 
-@final
-class _Pending:
+class _Pending(NamedTuple):
     """An exchange that has been called and has not begun."""
 
-    def __init__(self, number: int, ready_ns: int, meeting: Meeting, partners: frozenset[int]) -> None:
-        self.number, self.ready_ns, self.meeting, self.partners = number, ready_ns, meeting, partners
+    number: int
+    ready_ns: int
+    meeting: Meeting
+    partners: frozenset[int]
 
 
 def _run(ranks: Mapping[int, _Rank]) -> None:

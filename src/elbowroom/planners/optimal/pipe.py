@@ -59,6 +59,7 @@ class Swaps:
         begin: slot from which it is idle.
         read: index of the tick at which it must have arrived; the number of ticks if it never comes back.
         end: the last possible slot from which it counts as on the device again, or is freed.
+        states: how many of them, the last ones, are of states.
         again: indices of those that are away across the step's end. They may be written, and are idle, from the step's
             start on, and once more from `again_saved` and `again_begin` on.
         again_saved: per such swap, index of the tick from which it may be written for the next step.
@@ -71,6 +72,7 @@ class Swaps:
     begin: Ints
     read: Ints
     end: Ints
+    states: int
     again: Ints
     again_saved: Ints
     again_begin: Ints
@@ -101,6 +103,7 @@ def swaps_on_offer(
         begin=np.where(wraps, 0, begin),
         read=np.where(step.returns[every], np.searchsorted(step.ticks, back), len(step.ticks)).astype(np.int64),
         end=step.slots(end),
+        states=len(lead),
         again=np.nonzero(wraps)[0].astype(np.int64),
         again_saved=saved[wraps],
         again_begin=begin[wraps],
@@ -212,19 +215,21 @@ class PipeChoice:
     """Choice of the program.
 
     Attributes:
-        swapped: per swap on offer, from 0 (keep) to 1 (swap).
+        swapped: per swap of a save on offer, from 0 (keep) to 1 (swap).
+        states: per group of states on offer, from 0 to 1.
         recomputed: per recompute on offer, from 0 to 1.
         bound_ns: lower bound on the time beyond the ops, in any plan of these options.
         found: whether any values meet the rows.
     """
 
     swapped: Reals
+    states: Reals
     recomputed: Reals
     bound_ns: float
     found: bool
 
 
-NOTHING_SAVED = PipeChoice(swapped=np.zeros(0), recomputed=np.zeros(0), bound_ns=0.0, found=False)
+NOTHING_SAVED = PipeChoice(swapped=np.zeros(0), states=np.zeros(0), recomputed=np.zeros(0), bound_ns=0.0, found=False)
 """Choice for a step in which autograd saves nothing, so that there are no ticks."""
 
 
@@ -232,7 +237,7 @@ NOTHING_SAVED = PipeChoice(swapped=np.zeros(0), recomputed=np.zeros(0), bound_ns
 class Offer:
     """Input of the program.
 
-    `budget_bytes` is what the device may hold. The last `decided` swaps are made in any case.
+    `budget_bytes` is what the device may hold. If states are `decided`, their swaps are made in any case.
     """
 
     step: LastStep
@@ -241,7 +246,7 @@ class Offer:
     marks: Marks
     pipe: Pipe
     budget_bytes: int
-    decided: int = 0
+    decided: bool = False
 
     @property
     def byte(self) -> float:
@@ -289,8 +294,9 @@ def choose(offer: Offer, seconds: float) -> PipeChoice:
         o=model.columns(count),
         b=model.columns(count),
     )
-    last = np.arange(offer.decided, dtype=np.int64)
-    model.rows(offer.decided, (last, at.x[len(at.x) - offer.decided :], 1.0), least=1.0, most=1.0)
+    saves, states = np.split(at.x, [len(at.x) - offer.swaps.states])
+    if offer.decided:
+        model.rows(len(states), (np.arange(len(states), dtype=np.int64), states, 1.0), least=1.0, most=1.0)
     _lanes(model, offer, at)
     _room(model, offer, at)
     once(model, offer.swaps.n, at.x, offer.recomputes, at.y)
@@ -300,7 +306,9 @@ def choose(offer: Offer, seconds: float) -> PipeChoice:
     bound_ns = max(0.0, answer.bound - TIE_SHARE * UNITS) / offer.ns
     found = len(answer.values) > 0
     values = answer.values if found else np.zeros(model.column_count)
-    return PipeChoice(swapped=values[at.x], recomputed=values[at.y], bound_ns=bound_ns, found=found)
+    return PipeChoice(
+        swapped=values[saves], states=values[states], recomputed=values[at.y], bound_ns=bound_ns, found=found
+    )
 
 
 def _sums(model: Model, x: Ints, size: Reals, at: Ints, count: int) -> Ints:

@@ -37,8 +37,7 @@ TOLERANCE = 1e-6
 
 def bound_ns(problem: Problem, n: Ints, states: Sequence[Ints] = ()) -> int:
     """Return the least time beyond the ops of every plan, in whole ns: see Note: [Why the pipe is a lower bound]."""
-    recomputes = "recompute" in problem.allow
-    makers = makers_on_offer(problem.step, problem.min_size_bytes if recomputes else 2**63 - 1)
+    makers = makers_of(problem, may_drop="recompute" in problem.allow)
     least_ns = choice_of(problem, n, (), makers, problem.budget_bytes, MOST_MARKS, states).bound_ns
     return max(0, ceil(least_ns - TOLERANCE * float(problem.step.at_ns[-1])))
 
@@ -66,9 +65,14 @@ def choice_of(
         marks=marks_of(step, swaps, budget_bytes, most_marks, recomputes),
         pipe=_pipe(problem, swaps.n),
         budget_bytes=budget_bytes,
-        decided=0 if decided is None else len(states),
+        decided=decided is not None,
     )
     return choose(offer, problem.time_limit_s)
+
+
+def makers_of(problem: Problem, *, may_drop: bool) -> Recomputes:
+    """Return what any recipe for a storage of a problem runs; nothing is on offer if none may be dropped."""
+    return makers_on_offer(problem.step, problem.min_size_bytes if may_drop else 2**63 - 1)
 
 
 def are_much(problem: Problem, size: Ints) -> bool:

@@ -14,8 +14,8 @@ import numpy as np
 
 from elbowroom.planners.optimal.closed_recipes import ANY_OPS
 from elbowroom.planners.optimal.leaving import NOTHING, Leaving
-from elbowroom.planners.optimal.pipe_bound import choice_of
-from elbowroom.planners.optimal.pipe_recomputes import makers_on_offer, options_on_offer
+from elbowroom.planners.optimal.pipe_bound import choice_of, makers_of
+from elbowroom.planners.optimal.pipe_recomputes import options_on_offer
 from elbowroom.planners.optimal.refine import Pool
 from elbowroom.planners.optimal.solver import Reals
 from elbowroom.planners.optimal.swaps_after_recomputes import needed_by
@@ -62,7 +62,7 @@ def _rounded(pool: Pool, stride: int) -> Iterator[tuple[frozenset[int], frozense
 
 def _with_makers(pool: Pool, shares: Sequence[float]) -> Iterator[tuple[frozenset[int], frozenset[int]]]:
     problem, recipes, step = pool.problem, pool.recipes, pool.problem.step
-    makers = makers_on_offer(step, problem.min_size_bytes if recipes.droppable else 2**63 - 1)
+    makers = makers_of(problem, may_drop=bool(recipes.droppable))
     stored = listed(step.storage_of(makers.n))
     for share in shares:
         budget_bytes = int(share * problem.budget_bytes)
@@ -72,7 +72,7 @@ def _with_makers(pool: Pool, shares: Sequence[float]) -> Iterator[tuple[frozense
         for threshold in THRESHOLDS:
             dropped = [s for s, part in zip(stored, choice.recomputed.tolist(), strict=True) if part > threshold]
             most = max(0.5, 1 - threshold)
-            swapped = [n for n, part in zip(listed(pool.n), choice.swapped.tolist(), strict=False) if part >= most]
+            swapped = [n for n, part in zip(listed(pool.n), choice.swapped.tolist(), strict=True) if part >= most]
             yield frozenset(dropped).intersection(recipes.droppable), frozenset(swapped)
 
 
@@ -87,6 +87,6 @@ def _with_singles(pool: Pool, shares: Sequence[float]) -> Iterator[tuple[frozens
         if not choice.found:
             return
         weight: Reals = np.zeros(len(step.saves), np.float64)
-        np.add.at(weight, entries, choice.swapped[: len(entries)])
+        np.add.at(weight, entries, choice.swapped)
         dropped = [s for s, part in zip(recipes.droppable, choice.recomputed.tolist(), strict=True) if part > 0.5]
         yield frozenset(dropped), frozenset(np.nonzero(weight > 0.5)[0].tolist())

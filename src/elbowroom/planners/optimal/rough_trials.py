@@ -145,19 +145,24 @@ class Search:
         """Return the choices of the programs, estimated, and the best of them brought within the budget."""
         found = list[Start]()
         asked = replace(frugal(self._asked), budget_bytes=budget_bytes)
-        scales = [Scale(pool.within(budget_bytes)) for pool in self._pools]
-        for k, scale in enumerate((*scales, *self._with_states(asked))):
-            weighed = [scale.estimated(choice) for choice in choices_of_programs(scale.pool, few=few or k > 0)]
+        for scale, choices in (*self._without_states(budget_bytes, few=few), *self._with_states(asked)):
+            weighed = [scale.estimated(choice) for choice in choices]
             best = nsmallest(BROUGHT, weighed[1:], key=lambda each: each.cost_ns)
             found += [(scale, each) for each in (*weighed, *map(scale.brought_within, (weighed[0], *best)))]
         return found
 
-    def _with_states(self, asked: Problem) -> Iterator[Scale]:
-        """Yield the choices on offer with each set of states away, in the best placement of a few."""
+    def _without_states(self, budget_bytes: int, *, few: bool) -> Iterator[tuple[Scale, list[Leaving]]]:
+        """Yield what is on offer with all states there, with the choices of the programs."""
+        for k, pool in enumerate(self._pools):
+            scale = Scale(pool.within(budget_bytes))
+            yield scale, list(choices_of_programs(scale.pool, few=few or k > 0))
+
+    def _with_states(self, asked: Problem) -> Iterator[tuple[Scale, list[Leaving]]]:
+        """Yield the same with each set of states away, in the best placement of a few, which share their programs."""
         for placings in sets_of(asked, all_stay=self._all_stay) if self._sets else ():
             scales = [Scale(pool_of(each)) for each in placings]
-            choices = list(choices_of_programs(scales[0].pool, few=True)) if len(scales) > 1 else []
-            yield min(scales, key=partial(_least_ns, choices)) if choices else scales[0]
+            choices = list(choices_of_programs(scales[0].pool, few=True))
+            yield min(scales, key=partial(_least_ns, choices)) if len(scales) > 1 else scales[0], choices
 
 
 def _least_ns(choices: Sequence[Leaving], scale: Scale) -> float:

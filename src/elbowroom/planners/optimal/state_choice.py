@@ -20,8 +20,7 @@ from dataclasses import replace
 import numpy as np
 
 from elbowroom.plan import Recompute
-from elbowroom.planners.optimal.pipe_bound import alike, are_much, choice_of
-from elbowroom.planners.optimal.pipe_recomputes import makers_on_offer
+from elbowroom.planners.optimal.pipe_bound import alike, are_much, choice_of, makers_of
 from elbowroom.planners.optimal.refine import Pool, covered
 from elbowroom.planners.optimal.swaps_after_recomputes import Basis, basis_again
 from elbowroom.planners.optimal.trial import Trial, tried
@@ -141,25 +140,25 @@ def sets_of(problem: Problem, *, all_stay: bool) -> Iterator[list[Problem]]:
             hide, and take room that saves may need.
     """
     n, budget_bytes = states_on_offer(problem), problem.budget_bytes
-    total = np.cumsum(problem.step.size[n])
-    is_much = are_much(problem, problem.step.size[n])
-    some = _chosen(problem, n) if is_much else [n[total <= HALF * int(total[-1])]] if len(n) else []
-    for away in (*some, n) if len(n) else ():
+    if not len(n):
+        return
+    is_much, total = are_much(problem, problem.step.size[n]), np.cumsum(problem.step.size[n])
+    some = _chosen(problem, n) if is_much else [n[total <= HALF * int(total[-1])]]
+    rooms = ROOMS if is_much else ROOMS[:1]
+    for away in (*some, n):
         needed = None if all_stay else _least_needed(problem, away)
-        placings = [
-            replace(problem, budget_bytes=int(room * budget_bytes)) for room in (ROOMS if is_much else ROOMS[:1])
-        ]
+        placings = [replace(problem, budget_bytes=int(room * budget_bytes)) for room in rooms]
         yield [replace(placed(each, away, needed), budget_bytes=budget_bytes) for each in placings]
 
 
 def _chosen(problem: Problem, n: Ints) -> list[Ints]:
     """Return the sets among states `n` that the pipe program has away for shares of the budget; no set twice."""
-    groups, saves, found = alike(problem.step, n), movable(problem), dict[tuple[int, ...], None]()
-    makers = makers_on_offer(problem.step, problem.min_size_bytes if "recompute" in problem.allow else 2**63 - 1)
+    groups, found = alike(problem.step, n), dict[tuple[int, ...], None]()
+    makers = makers_of(problem, may_drop="recompute" in problem.allow)
     for share in SHARES:
-        choice = choice_of(problem, saves, (), makers, int(share * problem.budget_bytes), states=groups)
+        choice = choice_of(problem, movable(problem), (), makers, int(share * problem.budget_bytes), states=groups)
         if choice.found:
-            parts = zip(groups, choice.swapped[len(saves) :].tolist(), strict=True)
+            parts = zip(groups, choice.states.tolist(), strict=True)
             found[tuple(sorted(i for group, part in parts if part > LEAST_PART for i in listed(group)))] = None
     return [np.array(chosen, np.int64) for chosen in found if 0 < len(chosen) < len(n)]
 
