@@ -11,7 +11,7 @@ import sys
 import threading
 import time
 from collections.abc import Iterator
-from typing import Any, final
+from typing import Any, NoReturn, final
 
 import pytest
 import torch
@@ -22,9 +22,10 @@ from elbowroom.engine.residence import RamResidence, most_ever_bytes, most_resid
 from elbowroom.errors import Infeasible, TierFull
 from elbowroom.hardware import ram
 from elbowroom.hardware.ram import HardLimit
-from elbowroom.run import hard_room
+from elbowroom.run import background_planning, hard_room
 from elbowroom.run.forked import NoRoom, forked
 from elbowroom.run.room import Room, run_of
+from elbowroom.run.step_planning import plan_of_calls
 
 MIB = 2**20
 
@@ -305,6 +306,33 @@ def test_where_a_limit_has_no_room_for_a_moment_the_next_step_shows_it_again(
         train(6)
     assert [step.mode for step in room.steps[:2]] == ["observe", "observe"]
     assert room.plan is not None
+
+
+@pytest.mark.parametrize("denied", [0, 1])
+def test_recomputes_are_planned_in_a_child_below_a_limit(monkeypatch: pytest.MonkeyPatch, denied: int) -> None:
+    # given: a plan with recomputes takes what planning takes, and would leave holes in the heap of the training
+    works: list[object] = []
+
+    def child(work: Any, *given: Any) -> Any:
+        works.append(getattr(work, "func", None))
+        if 0 < works.count(plan_of_calls) <= denied:
+            raise NoRoom
+        return forked(work, *given)
+
+    def here(*_: object) -> NoReturn:
+        raise AssertionError("planned in the training's process")
+
+    monkeypatch.setattr(ram, "hard_limits", lambda: (FakeLimit(1024 * MIB, kills=False),))
+    monkeypatch.setattr(hard_room, "forked", child)
+    monkeypatch.setattr(background_planning, "_Making", here)
+
+    with er.within("30MiB", allow=("recompute",)) as room:
+        train(8)
+
+    assert works.count(plan_of_calls) == 1 + denied
+    assert room.plan is not None
+    assert room.plan.recomputes
+    assert [step.mode for step in room.steps] == ["observe"] * (3 + denied) + ["plan"] * (5 - denied)
 
 
 def test_what_a_step_took_of_the_bytes_that_stay_free_is_counted(guard: RamGuard, limit: FakeLimit) -> None:

@@ -233,8 +233,11 @@ class RamGuard:
             self._reserved = None
 
     def asked_bytes(self, problem: BaseException) -> int | None:
-        """Return the bytes that were asked for, if this error says that they were refused; None for any other error."""
-        return (_said_bytes(problem) or KEPT_BYTES) if _is_refused(problem) else None
+        """Return the bytes to make room for, if this error says that a request was refused; None for any other error.
+
+        They are KEPT_BYTES at least: to go on without a plan takes memory too.
+        """
+        return max(_said_bytes(problem), KEPT_BYTES) if _is_refused(problem) else None
 
     def refusal(self, problem: BaseException, budget_bytes: int) -> Infeasible | None:
         """Return what to raise for an error that a refused request for memory caused; None for any other error.

@@ -44,25 +44,23 @@ class BackgroundPlanner:
         """Whether a plan for steps of this signature is being made."""
         return key in self._under_way
 
-    def make(
-        self, key: Hashable, work: Callable[[], Any], then: Then, shared: Sequence[object] = ()
-    ) -> StepKind | None:
+    def make(self, key: Hashable, work: Callable[[], Any], then: Then, shared: Sequence[object]) -> StepKind | None:
         """Make a plan.
 
         Args:
             key: the signature of its steps.
             work: makes it, in a thread of its own.
             then: applies it, in the thread that called this or `arrived`.
-            shared: what the answer holds of the training; empty if a child cannot give it.
+            shared: what the answer holds of the training.
 
         Returns:
             The result of `then`; None if the plan is not made yet.
         """
-        if self._apart is not None and shared:
+        if self._apart is not None:
             return then(partial(self._apart, work, shared))
         making = _Making(work)
         self._under_way[key] = making, then
-        making.join(None if self._apart is not None else PATIENCE_S)
+        making.join(PATIENCE_S)
         return self.arrived(key)
 
     def all_arrived(self) -> None:

@@ -632,6 +632,11 @@ class Learner:
         def apply(made: Callable[[], Planned | None]) -> StepKind | None:
             try:
                 return self._follows(key, made())
+            except NoRoom:
+                if known is None:
+                    self._unmet[key] = trace
+                    self._has_no_room(key, "steps cannot be planned")
+                return None
             except (Infeasible, MemoryError) as problem:
                 if not self._need_no_plan():
                     raise
@@ -640,7 +645,7 @@ class Learner:
                 self._goes_unplanned(key, "no plan holds steps", least_bytes)
             return None
 
-        return self._background.make(key, work, apply) or known
+        return self._background.make(key, work, apply, (trace, *calls.parts())) or known
 
     def _follows(self, key: Hashable, found: Planned | StepKind | None) -> StepKind | None:
         """Follow a new plan from now on, in place of what was known of the kind."""
@@ -666,7 +671,13 @@ class Learner:
         question = replace(self._question(key, known.trace), machine=known.machine)
         without = self._question(key, self.layers.offered(known.trace))
         work = partial(plan_after_proof, question, without, known.calls)
-        return self._background.make(key, work, lambda made: self._follows(key, made())) or known
+
+        def apply(made: Callable[[], Planned | StepKind]) -> StepKind | None:
+            with suppress(NoRoom):  # steps go on proving, and with each proof a plan is tried
+                return self._follows(key, made())
+
+        parts = [] if known.calls is None else known.calls.parts()
+        return self._background.make(key, work, apply, (question.trace, without.trace, *parts)) or known
 
     def refused(self, key: Hashable, known: StepKind, saves: set[int]) -> StepKind:
         """Learn from a step under recipes which of them were refused: it called something else than the recorded one.

@@ -136,6 +136,16 @@ class Calls:
     groups: list[Group]
     saved: dict[int, CallStorage]
 
+    def parts(self) -> list[object]:
+        """Return all that a program may hold of these calls: itself, calls, storages, references to their owners."""
+        calls = [call for group in self.groups for call in group.calls]
+        sources = {id(each): each for each in self.saved.values()}
+        for call in calls:
+            sources.update((id(each), each) for each in call.results.values())
+            sources.update((id(view.source), view.source) for view in views_of((call.args, call.kwargs)))
+        owners = [each.owner for each in sources.values() if each.owner is not None]
+        return [self, *calls, *sources.values(), *owners]
+
 
 @final
 class CallRecorder:
