@@ -27,7 +27,7 @@ from elbowroom.run.step_kinds import StepKind
 PATIENCE_S = 2.0
 """Seconds that a training waits for a plan."""
 ENDS_S = 1.0
-"""Seconds that a thread has to end in before it is told so again: an `except` may have caught it."""
+"""Seconds that a thread has to end in before that is raised again: an `except` may have caught it."""
 THREAD_NAME = "elbowroom planning"
 
 Then = Callable[[Callable[[], Any]], StepKind | None]
