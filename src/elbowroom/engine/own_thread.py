@@ -1,4 +1,4 @@
-"""The thread that a run began in: other threads may train at the same time, and nothing of theirs belongs to the run."""
+"""The thread that a run began in: other threads may train too, and nothing of theirs belongs to the run."""
 
 from __future__ import annotations
 
