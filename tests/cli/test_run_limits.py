@@ -15,7 +15,7 @@ pytest.importorskip("torch", reason="elbowroom run runs torch scripts")
 from elbowroom.demo.limits import DataLimit, GroupLimit, available_kind, hard_limit
 from elbowroom.units import format_bytes
 
-pytestmark = [pytest.mark.long, pytest.mark.timeout(240)]
+pytestmark = [pytest.mark.long, pytest.mark.timeout(1500)]
 
 SOURCES = Path(__file__).parents[2] / "src"
 MIB = 2**20

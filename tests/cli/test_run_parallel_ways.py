@@ -15,7 +15,7 @@ from tests.cli.test_run_ranks import two_ranks
 
 pytestmark = [
     pytest.mark.long,
-    pytest.mark.timeout(400),
+    pytest.mark.timeout(1500),
     pytest.mark.skipif(not dist.is_available() or not dist.is_gloo_available(), reason="this build has no gloo"),
 ]
 

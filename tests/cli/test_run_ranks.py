@@ -17,7 +17,7 @@ from tests.cli.answers import answered
 
 pytestmark = [
     pytest.mark.long,
-    pytest.mark.timeout(300),
+    pytest.mark.timeout(1500),
     pytest.mark.skipif(not dist.is_available() or not dist.is_gloo_available(), reason="this build has no gloo"),
 ]
 

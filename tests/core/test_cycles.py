@@ -13,7 +13,7 @@ from elbowroom.machine import Link, Machine, Tier, TierName
 from elbowroom.planners import plan
 from elbowroom.planners.problem import moves_on_demand
 from elbowroom.simulate.repeated_steps import away_while_waiting, cycle, early_waits, fits_below, waits_at_saves
-from elbowroom.simulate.reserved_curve import AllocatorUse
+from elbowroom.simulate.reserved_curve import AllocatorUse, equal_steps
 from elbowroom.step.last_step import LastStep, last_step
 from elbowroom.step.moves import Moves, moves_of_plan, need, waits
 from elbowroom.trace import Trace
@@ -266,3 +266,24 @@ def test_the_first_of_all_steps_has_no_gradient_to_free() -> None:
     first = cycle(step, moves, {}, AllocatorUse("", from_first=True), steps=1)
     assert (later.begin_allocated, first.begin_allocated) == (30 * MIB, 0)
     assert first.allocated.tolist() == [0, 30 * MIB]
+
+
+def test_a_storage_that_leaves_again_where_it_comes_back_is_there_at_that_point() -> None:
+    # given a save of 30 MiB, and ops that take as much after it, the third one at point 9
+    build = Build()
+    saved = build.save(build.op(make=30 * MIB))
+    for _ in range(6):
+        build.op(temporary=30 * MIB)
+    build.phase = "backward"
+    build.read(saved)
+    build.op()
+    step, moves = planned(build.trace(), 50 * MIB, machine(out=10**12))
+
+    def most_reserved(*windows: tuple[int, int]) -> int:
+        begin, end = (np.array(each, np.int64) for each in zip(*windows, strict=True))
+        away = np.zeros(len(windows), np.int64), begin, end
+        return equal_steps(step, moves, away, AllocatorUse("")).played().most_reserved
+
+    # when it is away until its read, then ops take its block; where it is back at point 9, the third one needs another
+    assert most_reserved((2, 20)) == 30 * MIB
+    assert most_reserved((2, 9), (9, 20)) == 60 * MIB

@@ -206,6 +206,31 @@ def test_what_is_rebuilt_wrong_lies_below_too_until_another_plan_is_made(gate: G
     assert all(torch.equal(found, loss) for found, loss in zip(losses, plain.losses, strict=False))
 
 
+def test_leaving_ends_a_planning_that_would_not_end(monkeypatch: pytest.MonkeyPatch) -> None:
+    # given plans that are searched for without an end
+    begun = threading.Event()
+
+    def endless(*_: Any, **__: Any) -> Any:
+        begun.set()
+        while True:
+            pass
+
+    budget = tight_budget(usual)
+    for module in (swaps, recomputes):
+        monkeypatch.setattr(module, "kept_or_planned", endless)
+    monkeypatch.setattr(beside, "PATIENCE_S", 0.0)
+    before = threading.active_count()
+
+    # when the training ends
+    with er.within(budget, min_size=MIN_SIZE_BYTES, allow=["swap"]) as room:
+        finish(seeded(usual), 2)
+        assert begun.wait(60)
+
+    # then so does the search
+    assert threading.active_count() == before
+    assert "2 steps, no plan yet" in room.summary()
+
+
 def test_leaving_waits_for_the_planning(gate: Gate) -> None:
     setup = with_gate(gate, 0, STEPS)
     budget = tight_budget(setup)

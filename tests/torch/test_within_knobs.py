@@ -131,3 +131,31 @@ def test_a_given_plan_leaves_nothing_to_choose(tmp_path: Path) -> None:
     ):
         pass
     assert mean_square(torch.ones(2)) == 1
+
+
+class WithOwnList(nn.Module):
+    """Its `parameters` returns a list, and not the weights of its head, as in code for meta-learning."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.body, self.head = mlp(depth=6), nn.Linear(64, 1)
+
+    def parameters(self, recurse: bool = True) -> list[nn.Parameter]:  # type: ignore[override]
+        return [each for part in self.body for each in part.parameters(recurse)]
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        return self.head(self.body(x))
+
+
+def test_a_model_whose_parameters_are_a_list_trains_with_equal_numbers() -> None:
+    def listed() -> Training:
+        return ordinary(WithOwnList(), torch.randn(128, 64))
+
+    plain = train(listed)
+    inside, room = train_within(listed)
+    assert_equal(inside, plain)
+    assert_swapped(room)
+    # the head's weight (64 x 1 numbers of 4 bytes) is a parameter all the same
+    assert room.trace is not None
+    sizes = [each.size_bytes for each in room.trace.storages if each.category == "parameter"]
+    assert 256 in sizes

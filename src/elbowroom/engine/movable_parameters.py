@@ -21,7 +21,7 @@ from elbowroom.engine.optimizer_parts import is_resizable
 from elbowroom.engine.storages import RAW_STORAGE, alive_of, is_plain, storage_of
 from elbowroom.engine.touched import Touched, plain_in, put_on_host, storages_of
 from elbowroom.notices import warn
-from elbowroom.torch_compat.core import holders_of, storage_key, version_of
+from elbowroom.torch_compat.core import holders_of, parameters_of, storage_key, version_of
 from elbowroom.units import format_bytes
 
 Tell = Callable[[int, str], None]
@@ -205,5 +205,5 @@ class MovableParameters:
 
 def _storages_in(kind: type[nn.Module]) -> frozenset[int]:
     """Return the keys of the storages of all parameters in modules of a kind."""
-    found = (parameter for module in alive_of(kind) for parameter in module.parameters())
+    found = (parameter for module in alive_of(kind) for parameter in parameters_of(module))
     return frozenset(map(storage_key, storages_of(found)))

@@ -14,6 +14,7 @@ from typing import Any, final
 import torch
 
 from elbowroom.engine.optimizer_parts import closure_of
+from elbowroom.engine.own_thread import OwnThread
 from elbowroom.engine.state_dicts import Packed, Packing
 from elbowroom.torch_compat.core import step_cell
 
@@ -37,6 +38,7 @@ class Stepping:
         self._step = step
         self._unpacked = None if packing is None else _replace_state_dict(packing)
         self._guards = asked is not None
+        self._thread = OwnThread()
         self._changed: list[tuple[Any, Any]] = []
         if asked is not None:
             _guard_states(asked)
@@ -56,6 +58,8 @@ class Stepping:
 
         @wraps(before)
         def step(*args: Any, **kwargs: Any) -> Any:
+            if self._thread.left:
+                return before(*args, **kwargs)
             optimizer = args[0]
             closure = None if torch.compiler.is_compiling() else closure_of(optimizer, before, args, kwargs)
             if closure is None:

@@ -77,6 +77,7 @@ from elbowroom.torch_compat.core import (
     holders_of,
     in_backward,
     is_distributed,
+    parameters_of,
     storage_key,
     tell_of_compiling,
 )
@@ -291,7 +292,7 @@ class Parameters:
             return
         self.leave_files()
         self._find()
-        found = {storage_key(each) for each in storages_of(model.parameters())}
+        found = {storage_key(each) for each in storages_of(parameters_of(model))}
         self._all_leave([key for key in found if key in self._movable.refs])
 
     def leave_now(self) -> None:

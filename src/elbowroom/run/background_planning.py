@@ -7,10 +7,15 @@ not recorded: they hold what an observed step holds. Steps of other kinds follow
 applied where the next step of any kind begins, and an error of the planning is raised there.
 
 The thread runs functions of frozen questions (step_planning.py) and returns a value. The training's thread applies it.
+
+Nobody waits for a plan once the training is over, or was interrupted: large steps are planned for minutes. Planners
+have no place of their own where they could end. So SystemExit is raised in the thread where it runs Python next, which
+threads end with in silence. The run waits for that, as a thread in native code must not outlive the interpreter.
 """
 
 from __future__ import annotations
 
+import ctypes
 from collections.abc import Callable, Hashable, Sequence
 from functools import partial
 from threading import Thread
@@ -21,6 +26,8 @@ from elbowroom.run.step_kinds import StepKind
 
 PATIENCE_S = 2.0
 """Seconds that a training waits for a plan."""
+ENDS_S = 1.0
+"""Seconds that a thread has to end in before that is raised again: an `except` may have caught it."""
 THREAD_NAME = "elbowroom planning"
 
 Then = Callable[[Callable[[], Any]], StepKind | None]
@@ -77,9 +84,9 @@ class BackgroundPlanner:
         return then(making.taken)
 
     def close(self) -> None:
-        """Wait for the plans under way, and drop them."""
+        """Drop the plans under way, and end their threads."""
         for making, _ in self._under_way.values():
-            making.join()
+            making.end()
         self._under_way.clear()
 
 
@@ -97,10 +104,19 @@ class _Making(Thread):
     def run(self) -> None:
         try:
             self._found = self._work()
+        except SystemExit:
+            pass  # of `end`
         except ElbowroomError as error:
             self._error = again(error)
         except BaseException as error:  # noqa: BLE001 - a defect of ours: raised where the plan is taken
             self._error = error
+
+    def end(self) -> None:
+        """End the work where it is, and wait for that."""
+        while self.is_alive():
+            ended = ctypes.py_object(SystemExit)
+            ctypes.pythonapi.PyThreadState_SetAsyncExc(ctypes.c_ulong(self.ident or 0), ended)
+            self.join(ENDS_S)
 
     def taken(self) -> Any:
         """Return the result of the work, or raise its error. May be called once."""

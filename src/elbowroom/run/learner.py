@@ -718,5 +718,5 @@ class Learner:
                 self.met_kinds.learnt(key, replace(plan_of(question), refined=True))
 
     def close(self) -> None:
-        """Wait for plans under way, and make no more."""
+        """Drop plans under way, and make no more."""
         self._background.close()

@@ -21,6 +21,11 @@ TRAINS_APART = (
     "holds it. Train in the process that was started, or open elbowroom.within in the new one"
 )
 
+TRAINS_IN_A_THREAD = (
+    "elbowroom: an optimizer steps in another thread than the one in which the run began: nothing moves there, and no "
+    "budget holds it. Train in that thread, or open elbowroom.within in the other one"
+)
+
 PROFILED = (
     "elbowroom: torch's profiler is in use, and only one can be: {then}. Start it after the third step, such as with "
     "schedule=torch.profiler.schedule(wait=3, warmup=1, active=2)"

@@ -17,7 +17,7 @@ from typing import final
 import torch
 
 from elbowroom.engine.storages import RAW_STORAGE, alive_of, is_plain
-from elbowroom.torch_compat.core import no_dispatch, version_of
+from elbowroom.torch_compat.core import no_dispatch, parameters_of, version_of
 
 LOOKED_AT = 16
 """Parameters whose bits are compared, evenly spaced: each update changes nearly all parameters."""
@@ -80,7 +80,7 @@ class ParameterUpdates:
 
     def begin(self, root: torch.nn.Module | None, device: torch.device) -> None:
         """Begin a step, with a call of module `root` if any."""
-        found = _trained(root.parameters() if root is not None else (), device)
+        found = _trained(parameters_of(root) if root is not None else (), device)
         found = found or _trained(alive_of(torch.Tensor, torch.nn.Parameter), device)
         stride = max(1, len(found) // LOOKED_AT)
         with torch.no_grad(), no_dispatch():

@@ -21,6 +21,7 @@ from elbowroom.run.recompute.recompute_run import Rebuilder
 from elbowroom.step.last_step import last_step, listed
 from elbowroom.step.moves import each_once, moves_of_plan, peak_in_one_go, tiers_of_plan
 from elbowroom.step.schedule import Schedule, Turn, compile_schedule, turns_of
+from elbowroom.torch_compat.core import parameters_of
 from elbowroom.torch_compat.subclasses import wraps_others
 from elbowroom.trace import Trace
 
@@ -262,7 +263,7 @@ def signature(module: torch.nn.Module | None, args: Any, keywords: Any) -> Signa
     if module is None:
         return None
     # Modules are identified by their first parameter: a slice of a Sequential is a new module each time.
-    what = (type(module), id(next(module.parameters(), None)), module.training)
+    what = (type(module), id(next(parameters_of(module), None)), module.training)
     return Signature(what, (_shapes(args), _shapes(keywords)))
 
 
@@ -281,7 +282,7 @@ def may_train(module: torch.nn.Module, arguments: Any, device: torch.device) -> 
         False if the module has no parameter, and no tensor in the arguments needs a gradient or is on an accelerator.
         What it saves for backward all the same begins a step then.
     """
-    if next(module.parameters(), None) is not None:
+    if next(parameters_of(module), None) is not None:
         return True
     return any(each.requires_grad or each.device.type == device.type != "cpu" for each in _tensors_in(arguments))
 

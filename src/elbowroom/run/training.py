@@ -44,6 +44,7 @@ from elbowroom.engine.conductor import Conductor
 from elbowroom.engine.entries import Entry, Observer
 from elbowroom.engine.executor import Executor, no_room
 from elbowroom.engine.optimizer_states import OptimizerStates
+from elbowroom.engine.own_thread import OwnThread
 from elbowroom.engine.saved_tensors import Director, Handle, Hooks
 from elbowroom.engine.storages import alive_of, dtype_name
 from elbowroom.errors import Infeasible, UsageError
@@ -59,7 +60,7 @@ from elbowroom.run.peers import Peers
 from elbowroom.run.recompute.in_step import StepRecomputes
 from elbowroom.run.resting import BEFORE_REST, Resting
 from elbowroom.run.run_figures import RunFigures
-from elbowroom.run.run_warnings import NO_STEP, TRAINS_APART, Surprises
+from elbowroom.run.run_warnings import NO_STEP, TRAINS_APART, TRAINS_IN_A_THREAD, Surprises
 from elbowroom.run.step_ends import ParameterUpdates
 from elbowroom.run.step_kinds import StepKind, details, lower_bytes, may_train, signature
 from elbowroom.run.step_plan import Following
@@ -111,6 +112,7 @@ class TrainingRun(RunFigures, Director, Conductor):
         self._root_hook, residence = ModuleHooks(self._on_root), executor.residence
         self._rest = Resting(self._hooks, self._root_hook, self._states, residence, lambda: learner.budget_bytes)
         self._watch: OptimizerWatch | None = None
+        self._thread = OwnThread()
         self._updates = ParameterUpdates()
         self._in_optimizer = self._just_stopped = self._void = False
         self.beforehand: Child | None = None
@@ -126,6 +128,7 @@ class TrainingRun(RunFigures, Director, Conductor):
     def open(self) -> None:
         """Install the hooks."""
         self._moving(True)
+        self._thread = OwnThread()
         self._watch = OptimizerWatch(self._optimizer_called, self._optimizer_ends)
         self._states.open()
         if self._learner.parameters:
@@ -288,9 +291,9 @@ class TrainingRun(RunFigures, Director, Conductor):
     @never_compiled
     def _on_root(self, module: torch.nn.Module, args: Any) -> None:
         """Begin a step at the first call of an outermost module that trains. See `may_train`."""
+        if self._thread.left or self._rests():
+            return
         if self._rest.on:
-            if self._rest.in_step or not torch.is_grad_enabled():
-                return
             keywords = keywords_of_call()
             if not may_train(module, (args, keywords), self.device):
                 return
@@ -309,6 +312,10 @@ class TrainingRun(RunFigures, Director, Conductor):
             if may_train(module, (args, keywords), self.device):
                 self._meet(module)
                 self._begin_step(module, signature(module, args, keywords), details(args, keywords))
+
+    def _rests(self) -> bool:
+        """Whether the run rests, and goes on so in a call of an outermost module."""
+        return self._rest.on and (self._rest.in_step or not torch.is_grad_enabled())
 
     def _evaluation_begins(self) -> None:
         """Make room for a forward without gradients between steps, if memory is short: states leave first."""
@@ -535,7 +542,9 @@ class TrainingRun(RunFigures, Director, Conductor):
             (self._executor.residence.begin if moving else self._executor.residence.end)()
 
     def _optimizer_called(self, optimizer: Any, args: Any, kwargs: Any) -> None:
-        if not self._rest.on:
+        if self._thread.left:
+            warn_once(self._once, "thread", TRAINS_IN_A_THREAD)
+        elif not self._rest.on:
             self._states.meets(optimizer, args, kwargs)
 
     def _optimizer_begins(self, _: Any) -> None:
@@ -549,6 +558,8 @@ class TrainingRun(RunFigures, Director, Conductor):
             optimizer_began(self._recorder)
 
     def _optimizer_ends(self, optimizer: Any) -> None:
+        if self._thread.left:
+            return
         if self._rest.on:
             self._ends_in_rest()
             return

@@ -538,6 +538,14 @@ def _emptied(step: LastStep) -> Iterator[_Due]:
             yield _Due(int(step.point_of[position - step.first_op]), EMPTIES, EMPTY)
 
 
+def _back_at(windows: tuple[Ints, Ints, Ints, Ints]) -> set[tuple[int, int]]:
+    """Return the storages that are away more than once, each with the points at which it comes back."""
+    storages = listed(windows[0])
+    if len(set(storages)) == len(storages):
+        return set()
+    return {(storage, end) for storage, begin, end, _ in zip(*map(listed, windows), strict=True) if begin < end}
+
+
 def _inside(step: LastStep, moves: Moves, left: Away) -> Iterator[_Due]:
     """Yield the step's own events and those that the moves add."""
     away: set[int] = set()
@@ -546,10 +554,14 @@ def _inside(step: LastStep, moves: Moves, left: Away) -> Iterator[_Due]:
     places = [rank[i] for i in listed(left[0])]
     windows = [(step.storage_away(moves.n[left[0]], left[1]), left[1], left[2], np.array(places, np.int64))]
     windows += [(step.storage_of(each.n), each.begin, each.end, each.n) for each in moves.rebuilds]
+    back = _back_at(windows[0])
     for w, columns in enumerate(windows):
         for storage, begin, end, place in zip(*map(listed, columns), strict=True):
             if begin < end:
-                yield _Due(begin, LEAVES, ("free", storage))
+                if (storage, begin) in back:  # it is back for no longer than this point, and leaves once it is
+                    yield _Due(begin, COMES, ("free", storage), place=len(rank))
+                else:
+                    yield _Due(begin, LEAVES, ("free", storage))
                 if end >= step.gone[storage]:
                     away.add(storage)
                 elif w == 0:

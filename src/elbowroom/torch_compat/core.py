@@ -39,6 +39,16 @@ def has_hooks(module: torch.nn.Module) -> bool:
     return bool(module._forward_hooks or module._forward_pre_hooks)
 
 
+def parameters_of(module: torch.nn.Module) -> Iterator[torch.nn.Parameter]:
+    """Yield a module's parameters; classes of users have `parameters` return lists, or fewer of them."""
+    return torch.nn.Module.parameters(module)
+
+
+def buffers_of(module: torch.nn.Module) -> Iterator[torch.Tensor]:
+    """Yield a module's buffers, as `parameters_of` does its parameters."""
+    return torch.nn.Module.buffers(module)
+
+
 def schemas_of(name: str) -> list[Any]:
     """Return the declarations of all overloads of an operator, such as "aten::add", that the dispatcher has."""
     found = torch._C._jit_get_schemas_for_operator(name) if "::" in name else []

@@ -10,7 +10,7 @@ import torch
 
 from elbowroom.engine.storages import storage_of
 from elbowroom.engine.tensor_subclasses import inside
-from elbowroom.torch_compat.core import storage_key
+from elbowroom.torch_compat.core import buffers_of, parameters_of, storage_key
 from elbowroom.torch_compat.subclasses import base_of
 
 
@@ -30,8 +30,8 @@ class StorageSet:
 
     def add_module(self, module: torch.nn.Module) -> None:
         """Reserve a module's parameters and buffers; tensors that functional_call puts in their place are not."""
-        self.add(p for p in module.parameters() if p.is_leaf)
-        self.add(module.buffers())
+        self.add(p for p in parameters_of(module) if p.is_leaf)
+        self.add(buffers_of(module))
 
     def holds(self, storage: torch.UntypedStorage, tensor: torch.Tensor) -> bool:
         """Return whether a storage is reserved; it becomes so now if the tensor is a parameter, or views one.

@@ -203,10 +203,16 @@ class ProfilerStream:
                     seen = _op(event, node, self._device)
                     if seen is not None:
                         inside = True
-                        yield Item(seen.start_ns, seen)
-                        yield Item(seen.end_ns, seen, ends=True)
+                        yield from _of_op(seen)
                     self.compiled |= event.name == COMPILER
             pending.extend((child, node, inside) for child in event.children if not _is_unpacking(event, child))
+
+
+def _of_op(seen: OpSeen) -> Iterator[Item]:
+    """Yield the begin and the end of an op; nothing if the recording ended in it, as it belongs to the next step."""
+    if seen.start_ns <= seen.end_ns:
+        yield Item(seen.start_ns, seen)
+        yield Item(seen.end_ns, seen, ends=True)
 
 
 def _of_training(items: list[Item]) -> list[Item]:

@@ -26,7 +26,7 @@ from elbowroom.engine.mapped_files import takes_no_memory
 from elbowroom.engine.storages import alive_of, dtype_name, storage_of
 from elbowroom.engine.tensor_subclasses import inside
 from elbowroom.engine.tiers.streams import Streams
-from elbowroom.torch_compat.core import in_compiled_backward, never_compiled, storage_key
+from elbowroom.torch_compat.core import buffers_of, in_compiled_backward, never_compiled, parameters_of, storage_key
 from elbowroom.trace import Category
 
 
@@ -278,8 +278,8 @@ class Recorder:
 
     def _root(self, module: torch.nn.Module) -> None:
         self._on_root(module)
-        self.classify("parameter", module.parameters())
-        self.classify("buffer", module.buffers())
+        self.classify("parameter", parameters_of(module))
+        self.classify("buffer", buffers_of(module))
 
     def _emptied(self, entry: Entry, storage: torch.UntypedStorage) -> None:
         if isinstance(entry, StateEntry):

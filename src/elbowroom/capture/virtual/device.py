@@ -42,8 +42,10 @@ from elbowroom.machine import Machine
 from elbowroom.torch_compat.core import (
     allow_cuda_device,
     autocast_asked_of_all,
+    buffers_of,
     import_dynamo,
     lift_on_cpu,
+    parameters_of,
     pop_mode,
     push_mode,
 )
@@ -287,18 +289,18 @@ class VirtualDevice:
         if number not in self._roots:
             self._roots[number] = weakref.ref(module, lambda _: self._roots.pop(number, None))
             if self.settings.ram:
-                self.ledger.met([*module.parameters(), *module.buffers()])
-            self.ledger.classify("parameter", module.parameters())
-            self.ledger.classify("buffer", module.buffers())
+                self.ledger.met([*parameters_of(module), *buffers_of(module)])
+            self.ledger.classify("parameter", parameters_of(module))
+            self.ledger.classify("buffer", buffers_of(module))
             if self._accumulations is not None:
-                self._accumulations.watch(module.parameters())
+                self._accumulations.watch(parameters_of(module))
 
     def _classify_modules(self) -> None:
         for known in tuple(self._roots.values()):
             module = known()
             if module is not None:
-                self.ledger.classify("parameter", module.parameters())
-                self.ledger.classify("buffer", module.buffers())
+                self.ledger.classify("parameter", parameters_of(module))
+                self.ledger.classify("buffer", buffers_of(module))
 
     def _optimizer_begins(self, optimizer: Any, args: Any, kwargs: Any) -> None:
         if self._steps is not None and self._counts.get(id(optimizer), 0) >= 8 * self._steps:

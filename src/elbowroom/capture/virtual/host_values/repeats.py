@@ -34,7 +34,7 @@ from elbowroom.capture.virtual.host_values.known_values import StorageValue
 from elbowroom.capture.virtual.ledger import BLOCK_BYTES, StorageLine
 from elbowroom.capture.virtual.ops import casting
 from elbowroom.capture.virtual.tensor import CUDA, META, home_of, is_virtual, virtual
-from elbowroom.torch_compat.core import has_hooks, no_dispatch
+from elbowroom.torch_compat.core import buffers_of, has_hooks, no_dispatch, parameters_of
 from elbowroom.trace import Category, RemarkKind
 
 if TYPE_CHECKING:
@@ -192,7 +192,7 @@ class Repeats:
         if any(each.training or has_hooks(each) for each in module.modules()):
             raise Unfit
         of_arguments = self._form((*args, kwargs), given)
-        owned = tuple(map(id, (*module.parameters(), *module.buffers())))
+        owned = tuple(map(id, (*parameters_of(module), *buffers_of(module))))
         return of_arguments, owned, len(casting.cached()), _settings()
 
     def _form(self, value: Any, given: PassArguments) -> Hashable:
