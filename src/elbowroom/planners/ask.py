@@ -52,7 +52,6 @@ class Asking:
         self._watch = watch or Watch()
         self._follows = follows
         self._asked = 0
-        self._named: Plan | None = None
 
     def plan(self, budget_bytes: int) -> Plan:
         """Make a plan within a budget that passes `check`.
@@ -61,9 +60,6 @@ class Asking:
             Infeasible: the planner cannot meet it.
             TimeOver: no time is left.
         """
-        if self._named is not None and self._named.budget_bytes == budget_bytes:
-            named, self._named = self._named, None
-            return named
         try:
             return self._plan(budget_bytes)
         except Infeasible as found:
@@ -131,11 +127,16 @@ class Asking:
     def _met(self, found: Infeasible) -> Infeasible:
         """Return an error whose least budget can be met with the least size that follows that budget."""
 
-        def named(budget_bytes: int) -> None:
-            self._named = self._plan(budget_bytes)
+        def meets(budget_bytes: int) -> None:
+            limit_s, least = self._watch.left_s(self._problem.time_limit_s), least_size(budget_bytes)
+            try:  # a refusal takes less time than a plan
+                self._confirmed(replace(self._problem, budget_bytes=1, min_size_bytes=least, time_limit_s=limit_s))
+            except Infeasible as other:
+                if other.least_feasible_bytes > budget_bytes:
+                    raise
 
         try:
-            least_bytes = first_met(found.least_feasible_bytes, named, self.kept().plan.budget_bytes)
+            least_bytes = first_met(found.least_feasible_bytes, meets, self.kept().plan.budget_bytes)
         except TimeOver:
             return found
         return found if least_bytes == found.least_feasible_bytes else followed(found, least_bytes)

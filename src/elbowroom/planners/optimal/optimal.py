@@ -16,7 +16,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import replace
-from functools import partial
+from functools import cache, partial
 from typing import TypeVar
 
 from elbowroom.allocator.blocks import SMALL_BYTES
@@ -146,8 +146,10 @@ def _reserving(problem: Problem, bound: int, enough_ns: int) -> FittingTrial:
     least_bytes, known = bases[0][0], _known(problem)
     below, starts = known.below(budget_bytes), list(known.starts(budget_bytes, least_bytes))
     best = None if below is None else held_within(below, budget_bytes)
+    reserves_least = cache(partial(_once, problem, "frugalest", partial(_frugalest, problem, bases)))
     for all_stay in (False, True) if problem.moves_states and problem.shared is None else (False,):
-        ladder = partial(Search(_of_large(problem), all_stay=all_stay).annealed_within, near=starts)
+        search = Search(_of_large(problem), all_stay=all_stay)
+        ladder = partial(search.annealed_within, is_met=lambda: reserves_least()[1] <= budget_bytes, near=starts)
         found = fastest_within(budget_bytes, least_bytes, ladder, enough_ns)
         best = min(filter(None, (best, found)), key=lambda each: each.step_ns, default=None)
         if best is not None and best.step_ns <= VERY_FAR * bound:
@@ -155,7 +157,7 @@ def _reserving(problem: Problem, bound: int, enough_ns: int) -> FittingTrial:
     frugal = (held_within(found, budget_bytes) for _, found in bases[:MOST_FRUGAL])
     held = best or next(filter(None, frugal), None)
     if held is None:
-        found, limit_bytes = _once(problem, "frugalest", partial(_frugalest, problem, bases))
+        found, limit_bytes = reserves_least()
         held = held_within(found, budget_bytes)
         if held is None:
             raise _over_reserved(problem, least_bytes, max(limit_bytes, budget_bytes + 1))

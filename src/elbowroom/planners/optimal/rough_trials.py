@@ -8,7 +8,7 @@ Cost: a few linear programs per step, then the effort of annealing once; all bas
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import replace
 from functools import partial
 from heapq import nsmallest
@@ -89,19 +89,27 @@ class Search:
         return _sorted([*_best(chains), *of_baselines])
 
     def annealed_within(
-        self, budget_bytes: int, least_bytes: int, over: Over, enough_ns: int, near: Sequence[Start] = ()
+        self,
+        budget_bytes: int,
+        least_bytes: int,
+        over: Over,
+        enough_ns: int,
+        is_met: Callable[[], bool],
+        near: Sequence[Start] = (),
     ) -> list[Start]:
         """Return the best trials found whose reserved bytes are within the budget, and those found on the way.
 
         A ladder of allocated bytes is gone down, from the budget to the first rung where the allocator has room without
         waits. On each rung trials are annealed for allocated bytes alone, and only the best are counted. From all of
         these annealing goes on for both. If only trials with waits are found, it begins once more, for those without.
+        Where no trial of a rung is within the budget, nor what reserves least, the search ends there.
 
         Args:
             budget_bytes: reserved bytes.
             least_bytes: the least allocated bytes that can be planned for.
             over: counts the reserved bytes above the budget.
             enough_ns: a step this fast ends the search.
+            is_met: whether the trial that reserves least meets the budget.
             near: trials for other budgets, to begin with too.
         """
         counted = [(scale, scale.counted(each, over)) for scale, each in near]
@@ -111,6 +119,8 @@ class Search:
             counted += found
             if any(not (each.over_bytes or each.is_driven) for _, each in found):
                 break
+        if all(each.over_bytes for _, each in counted) and not is_met():
+            return []
         effort, rounds = effort_of(self._asked) * EFFORT_WITHIN, ROUNDS if self._asked.shared is None else ROUNDS_NEAR
         go_on = partial(annealed, enough_ns=enough_ns, effort=effort, rounds=rounds)
         chains = go_on(first_chains(counted, over))
