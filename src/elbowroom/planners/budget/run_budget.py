@@ -540,7 +540,7 @@ def page_bytes(settings: str) -> int:
 
 def _spare_bytes(settings: str) -> int:
     """Return what a plan leaves free that may lie otherwise than simulated; `settings` are those of the allocator."""
-    return SPARE_PAGES * page_bytes(settings)
+    return 0 if settings == "exact" else SPARE_PAGES * page_bytes(settings)
 
 
 def _at_limit(trace: Trace, use: AllocatorUse, plans: Sequence[Plan], budget_bytes: int) -> Course | None:
