@@ -10,19 +10,22 @@ from elbowroom.errors import Infeasible, InvalidPlan, InvalidRecord
 from elbowroom.files.record_files import decode, encode
 from elbowroom.plan import Plan, Swap
 from elbowroom.planners import Means, plan
+from elbowroom.simulate.repeated_steps import cycle, early_waits
+from elbowroom.simulate.reserved_curve import AllocatorUse
 from elbowroom.step.last_step import last_step
 from elbowroom.step.moves import moves_of_plan, tier_peak
 from elbowroom.step.schedule import StateSlot, compile_schedule
 from elbowroom.trace import Part, Trace
 from tests.core.build import Build, machine
 
+MIB = 2**20
 MEANS: tuple[Means, ...] = ("swap", "parameter")
 
 
-def used() -> Trace:
-    """Two weights of 100 bytes: forward is op 0 and 1, backward 2 and 3, the optimizer's two parts 4 and 5, 6 and 7."""
+def used(size: int = 100) -> Trace:
+    """Two weights: forward is op 0 and 1, backward 2 and 3, the optimizer's two parts 4 and 5, 6 and 7."""
     build = Build()
-    weights = [build.storage(100, "parameter") for _ in range(2)]
+    weights = [build.storage(size, "parameter") for _ in range(2)]
     for weight in weights:
         build.op("forward", 100, reads=(weight,))
     build.phase = "backward"
@@ -101,6 +104,26 @@ def test_lms_moves_parameters_at_its_limit_and_only_if_they_may() -> None:
         with pytest.raises(Infeasible) as caught:
             plan(trace, machine(), 100, "lms", min_size=1, allow=allow, options={"size_bytes": size_bytes})
         assert caught.value.least_feasible_bytes == 200
+
+
+@pytest.mark.parametrize("steps", [1, 3])
+def test_a_weight_that_comes_back_as_a_step_begins_is_there_until_it_leaves(steps: int) -> None:
+    # given two weights of 12 MiB, of which the first is away from its part (ops 4 and 5) to the next step's op 0
+    step = last_step(used(12 * MIB))
+    moves = moves_of_plan(step, swapping(step.trace, (0, 5, 0)))
+    # when it leaves as soon as it may
+    held = cycle(step, moves, early_waits(step, moves, ["disk"], None), AllocatorUse(""), steps)
+    # then both are there in ops 0 to 5, and one in ops 6 and 7
+    assert held.begin_allocated == 24 * MIB
+    assert held.allocated.tolist() == [24 * MIB] * 6 + [12 * MIB] * 2
+
+
+@pytest.mark.parametrize("steps", [1, 3])
+def test_a_weight_whose_write_is_never_waited_for_stays_in_all_steps(steps: int) -> None:
+    step = last_step(used(12 * MIB))
+    moves = moves_of_plan(step, swapping(step.trace, (0, 5, 0), (1, 7, 1)))
+    held = cycle(step, moves, {}, AllocatorUse(""), steps)
+    assert held.allocated.tolist() == [24 * MIB] * 8
 
 
 def test_a_swap_of_a_parameter_at_none_of_its_idle_times_is_refused() -> None:

@@ -13,6 +13,8 @@ __all__ = ["rig"]
 WITHOUT = {"allow": ["swap", "state", "gradient"]}
 PARAMETERS = {"allow": ["swap", "state", "gradient", "parameter"]}
 STEPS = 50
+KIB = 1024
+"""A number or two of the training's own may live across the border of two steps: each takes 512 bytes."""
 SETTLED = 5
 
 
@@ -72,7 +74,11 @@ def test_a_language_model_runs_with_its_parameters_away_as_simulated(rig: Path) 
     (run,) = on_the_rig(rig, spec, allocator={})["runs"]
     # then
     assert_as_simulated(run, page_bytes=PAGE)
-    assert run["steps"][-1]["reserved"] <= run["budget_bytes"]
+    # and the first plan is right: no step that follows one holds more than its plan says, nor than the budget
+    assert [step["mode"] for step in run["steps"]] == ["observe"] * 2 + ["plan"] * 4
+    for step in run["steps"][2:]:
+        assert abs(step["allocated"] - step["simulated"]) <= KIB
+        assert step["reserved"] <= run["budget_bytes"]
 
 
 @pytest.mark.timeout(0)

@@ -11,16 +11,18 @@ import json
 import sys
 from collections import Counter
 from collections.abc import Callable
-from functools import cache
-from typing import Any
+from functools import cache, lru_cache
+from typing import Any, cast
 
 import torch
 
 import elbowroom as er
 from elbowroom.engine.residence import resident_bytes
+from elbowroom.planners.budget.run_budget import simulated
 from elbowroom.run import background_planning as beside
 from elbowroom.run.recompute.checksums import Checksums, Samples
 from elbowroom.run.room import run_of
+from elbowroom.run.step_kinds import StepKind
 from elbowroom.run.training import TrainingRun
 from tests.fakecuda import MOVES
 from tests.fakecuda.within_models import MODELS
@@ -48,6 +50,11 @@ def _planned_bytes(run: TrainingRun) -> int:
     """What the plan of this step swaps of what is saved; 0 without a plan. A better plan may have been made since."""
     schedule = None if (known := run.known()) is None else known.schedule
     return 0 if schedule is None else sum(schedule.saved[n][0] for n in schedule.swapped if n < len(schedule.saved))
+
+
+@lru_cache(maxsize=2)
+def _simulated_bytes(kind: StepKind) -> int:
+    return simulated(kind.trace, kind.machine, kind.course).peak_allocated_bytes
 
 
 def planned(room: er.Room, line: er.Timeline) -> Figures:
@@ -78,7 +85,7 @@ def within(
             step()
             allocated, reserved = peaks()
             between()
-            tier: Any = run_of(room)._executor.tier
+            kind, tier = run_of(room).known(), cast("Any", run_of(room)._executor.tier)
             found["steps"].append(
                 {
                     "allocated": allocated,
@@ -89,6 +96,7 @@ def within(
                     "resident": resident_bytes(),
                     "mode": run_of(room)._mode,
                     "planned": _planned_bytes(run_of(room)),
+                    "simulated": 0 if kind is None else _simulated_bytes(kind),
                 }
             )
         found["budget_bytes"] = run_of(room).budget_bytes

@@ -106,6 +106,12 @@ def test_almost_nothing_left_is_refused_where_the_run_has_control(guard: RamGuar
     assert "whose size is not known, goes beyond it" in str(guard.refusal(refused.value, 1))
 
 
+def test_the_limit_that_a_refused_request_needs_has_room_for_what_was_missing(guard: RamGuard) -> None:
+    # given 512 MiB, of which 256 are left, and 16 of these are kept: 300 - 240 are missing
+    assert guard.needed_bytes(100 * MIB) == 512 * MIB
+    assert guard.needed_bytes(300 * MIB) == (512 + 60) * MIB
+
+
 def test_lifting_it_restores_the_limit_that_was_there(limit: FakeLimit) -> None:
     before = resource.getrlimit(resource.RLIMIT_DATA)
     guard = RamGuard([limit])

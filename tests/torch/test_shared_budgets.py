@@ -9,6 +9,7 @@ import elbowroom as er
 from elbowroom.hardware import ram
 from elbowroom.run import open_room
 from elbowroom.run.room import run_of
+from elbowroom.run.run_figures import RunFigures
 
 GIB = 2**30
 
@@ -60,3 +61,29 @@ def test_the_summary_names_what_was_divided() -> None:
     assert "divided among the 3 ranks of this computer: disk" in said[1]
     assert "divided" not in said[2]
     assert all(each.startswith("elbowroom: rank 1 of 6, budget ") for each in said)
+
+
+@pytest.mark.parametrize(
+    ("free", "held", "said"),
+    [
+        # on a GPU `auto` is nine tenths of what was free
+        (30, 27, None),
+        (30, 28, "1.00 GiB more than the budget were held, of the memory that `auto` leaves free"),
+        (30, 31, "THE BUDGET WAS NOT HELD: 1.00 GiB more"),
+        (0, 28, "THE BUDGET WAS NOT HELD: 1.00 GiB more"),
+    ],
+)
+def test_the_summary_says_of_bytes_beyond_the_budget_whether_an_auto_budget_left_them_free(
+    free: int, held: int, said: str | None, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    model = torch.nn.Linear(8, 8)
+    optimizer = torch.optim.SGD(model.parameters())
+    with er.within("27GiB", device="cpu") as room:
+        for _ in range(2):
+            model(torch.randn(4, 8)).sum().backward()
+            optimizer.step()
+    monkeypatch.setattr(run_of(room)._learner, "free_bytes", free * GIB)
+    monkeypatch.setattr(RunFigures, "held_bytes", property(lambda _: held * GIB))
+    found = [line for line in room.summary().splitlines() if "more than" in line]
+    assert len(found) == (said is not None)
+    assert said is None or said in found[0]

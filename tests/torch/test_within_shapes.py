@@ -511,7 +511,20 @@ def test_other_shapes_come_after_steps_for_which_no_plan_is_made_any_more() -> N
     assert [loss.item() for loss in losses] == [loss.item() for loss in plain.losses[4:]]
 
 
-def test_steps_in_each_of_which_memory_runs_out_while_they_are_observed_go_on_without_a_plan() -> None:
+@pytest.mark.parametrize(
+    ("lacked", "helps"),
+    [
+        ((0, 0, 0), r"\. A larger budget makes it faster$"),
+        # most in the second step: 7 MiB
+        (
+            (5, 7, 6),
+            r"\. With a budget of at least 7\.0 MiB \(7340032 bytes\) a step may be observed, and then planned$",
+        ),
+    ],
+)
+def test_steps_in_each_of_which_memory_runs_out_while_they_are_observed_go_on_without_a_plan(
+    lacked: tuple[int, ...], helps: str
+) -> None:
     # given steps whose records are void, as an op that found no memory ran twice
     setup = batches([3000] * 6)
     plain = train(setup, 6)
@@ -521,10 +534,11 @@ def test_steps_in_each_of_which_memory_runs_out_while_they_are_observed_go_on_wi
 
         def spoil(*_: object) -> None:
             run._void = run._recorder is not None
+            run._lacked_bytes = dict(enumerate(lacked)).get(len(room.steps), 0) << 20
 
         training.modules[0].register_forward_hook(spoil)
         # when they go on
-        with pytest.warns(RuntimeWarning, match="memory ran out within .* in each observed step of Masked"):
+        with pytest.warns(RuntimeWarning, match=f"memory ran out within .* in each observed step of Masked.*{helps}"):
             losses = [training.step(number) for number in range(6)]
     # then that is said, and no further step is recorded
     assert [step.mode for step in room.steps] == ["observe"] * 3 + ["frugal"] * 3

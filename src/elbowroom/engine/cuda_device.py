@@ -150,6 +150,9 @@ class CudaResidence(Residence):
     def asked_bytes(self, problem: BaseException) -> int | None:
         return asked_bytes(problem)
 
+    def needed_bytes(self, asked_bytes: int) -> int:
+        return self._full.needed_bytes(asked_bytes)
+
     def _reserved(self, which: str) -> int:
         return (
             torch.cuda.memory_stats_as_nested_dict(self._device).get("reserved_bytes", {}).get("all", {}).get(which, 0)

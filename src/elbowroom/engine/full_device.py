@@ -79,12 +79,16 @@ class FullDevice:
             counts_reserved=True,
         )
 
+    def needed_bytes(self, wanted_bytes: int) -> int:
+        """Return about what this process would reserve with a request that was refused, in whole segments."""
+        needed_bytes = self._own_bytes() + wanted_bytes + wanted_bytes // UNSAID_SHARE
+        return needed_bytes + -needed_bytes % SEGMENT_BYTES
+
     def _too_little(self, wanted_bytes: int, budget_bytes: int, where: str) -> Infeasible:
         """Return the refusal if nobody else is in the way."""
         own_bytes = self._own_bytes()  # the cache is empty: torch has given it back
         between_bytes = torch.cuda.memory_reserved(self._device) - torch.cuda.memory_allocated(self._device)
-        needed_bytes = own_bytes + wanted_bytes + wanted_bytes // UNSAID_SHARE
-        needed_bytes += -needed_bytes % SEGMENT_BYTES
+        needed_bytes = self.needed_bytes(wanted_bytes)
         free_bytes = torch.cuda.mem_get_info(self._device)[0]
         return Infeasible(
             f"device {self._device}: given a budget of {format_bytes(budget_bytes)}. Memory ran out {where}.\n"

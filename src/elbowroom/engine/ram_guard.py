@@ -124,6 +124,10 @@ class RamGuard:
         left = (limit.left_bytes() // (self._sharers if limit.kills else 1) for limit in self._limits)
         return max(0, min(left) - KEPT_BYTES)
 
+    def needed_bytes(self, asked_bytes: int) -> int:
+        """Return the limit in bytes that has room for a request of this size, with what is held now."""
+        return self.limit.limit_bytes + max(0, asked_bytes - self.own_left_bytes())
+
     def stand_by(self) -> None:
         """Say it once if little is left before the guard stands."""
         if self.kills and self._watch is None:

@@ -276,6 +276,17 @@ class Residence(ABC):
         """Return the bytes that were asked for, if this error says that the device did not have them; else None."""
         return None
 
+    def needed_bytes(self, asked_bytes: int) -> int:  # noqa: ARG002
+        """Return the least that a budget, or else a hard limit, must allow for a request that has just been refused.
+
+        Args:
+            asked_bytes: what was asked for.
+
+        Returns:
+            Bytes; 0 if nothing is known of them.
+        """
+        return 0
+
     def is_short(self, peak_bytes: int) -> bool:  # noqa: ARG002 - for devices without a hard limit
         """Return whether a step that holds `peak_bytes` of storages comes near a hard limit."""
         return False
@@ -363,6 +374,9 @@ class RamResidence(Residence):
 
     def asked_bytes(self, problem: BaseException) -> int | None:
         return None if self._guard is None else self._guard.asked_bytes(problem)
+
+    def needed_bytes(self, asked_bytes: int) -> int:
+        return 0 if self._guard is None else self._guard.needed_bytes(asked_bytes)
 
     def close(self) -> None:
         if self._guard is not None:

@@ -34,6 +34,11 @@ class HeldMemory(Protocol):
         """Bytes held beyond the budget."""
         ...
 
+    @property
+    def of_margin_bytes(self) -> int:
+        """Bytes held beyond an `auto` budget, within its margin."""
+        ...
+
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class MeasuredEnergy:
@@ -134,6 +139,11 @@ def held(records: HeldMemory) -> Iterator[str]:
         yield (
             f"  THE BUDGET WAS NOT HELD: {format_bytes(records.over_bytes)} more than it were, in steps that are "
             "observed, the first of each kind, or by what ran between steps"
+        )
+    if records.of_margin_bytes:
+        yield (
+            f"  {format_bytes(records.of_margin_bytes)} more than the budget were held, of the memory that `auto` "
+            "leaves free"
         )
 
 

@@ -32,7 +32,7 @@ from elbowroom.run.recompute.call_recorder import Calls
 from elbowroom.run.recompute.controller import Recomputing
 from elbowroom.run.recompute.planning import Planned
 from elbowroom.run.refusals import Refusals
-from elbowroom.run.run_warnings import help_without_limit, warn_unplanned
+from elbowroom.run.run_warnings import help_without_limit, to_observe, warn_unplanned
 from elbowroom.run.similar_shapes import Target
 from elbowroom.run.step_kinds import StepKind, known_of
 from elbowroom.run.step_planning import (
@@ -132,7 +132,7 @@ class Learner:
         self._unplanned: set[Hashable] = set()
         self.unplanned_as = ""
         self._had_no_room: set[Hashable] = set()
-        self._ran_short = Counter[Hashable]()
+        self._ran_short, self._lacked = Counter[Hashable](), dict[Hashable, int]()
         self._refusals = Refusals()
         self._reserved_more: dict[Hashable, int] = {}
         self._captured: StepKind | None = None
@@ -221,6 +221,7 @@ class Learner:
         self._scaled.clear()
         self._had_no_room.clear()
         self._ran_short.clear()
+        self._lacked.clear()
         self._frugal_bytes = 0
         return True
 
@@ -420,21 +421,34 @@ class Learner:
             self._goes_unplanned(key, what)
         self._had_no_room.add(key)
 
-    def ran_short(self, key: Hashable) -> None:
-        """Note that memory ran out in an observed step, so that nothing could be learnt from it."""
-        self._ran_short[key] += 1
-        if self._ran_short[key] >= MOST_SHORT and not self.is_unplanned(key):
-            self._goes_unplanned(key, "memory runs out in each step that is observed", is_planned=False)
+    def ran_short(self, key: Hashable, needed_bytes: int) -> None:
+        """Note that memory ran out in an observed step, so that nothing could be learnt from it.
 
-    def _goes_unplanned(self, key: Hashable, why: str, least_bytes: int = 0, *, is_planned: bool = True) -> None:
-        """Follow no plan in steps of this signature from now on: they can do with what the first one had."""
+        Args:
+            key: its signature.
+            needed_bytes: the least that would have been enough where it ran out; 0 if that is not known.
+        """
+        self._ran_short[key] += 1
+        self._lacked[key] = max(self._lacked.get(key, 0), needed_bytes)
+        if self._ran_short[key] >= MOST_SHORT and not self.is_unplanned(key):
+            self._goes_unplanned(key, "memory runs out in each step that is observed", seen_bytes=self._lacked[key])
+
+    def _goes_unplanned(self, key: Hashable, why: str, least_bytes: int = 0, seen_bytes: int | None = None) -> None:
+        """Follow no plan in steps of this signature from now on: they can do with what the first one had.
+
+        Args:
+            key: the signature.
+            why: the reason, in words.
+            least_bytes: the least budget that a plan was found to meet; 0 if that is not known.
+            seen_bytes: the least with which a step may be observed, or 0; None if one was.
+        """
         if self._held_to is not None:
-            helps = self._held_to.help_of(least_bytes)
+            helps = to_observe("limit", seen_bytes) if seen_bytes else self._held_to.help_of(least_bytes)
             self._held_to.is_short(why, helps)
         else:
-            helps = help_without_limit(least_bytes)
+            helps = to_observe("budget", seen_bytes) if seen_bytes else help_without_limit(least_bytes)
             inputs = self.met_kinds.totals.of(key).inputs
-            warn_unplanned(self._once, inputs, self.budget_bytes, least_bytes, is_planned=is_planned)
+            warn_unplanned(self._once, inputs, self.budget_bytes, helps, is_planned=seen_bytes is None)
         self.unplanned_as = self.unplanned_as or f"{why}. {helps}"
         self._unplanned.add(key)
         self.met_kinds.forget_all(key)

@@ -229,7 +229,16 @@ class RunFigures:
     def over_bytes(self) -> int:
         """Measured bytes beyond the budget; 0 if they are less than 1/100 of it."""
         # a hard limit may have lowered it since; an `auto` budget has a margin
-        budget_bytes = max(self._first_budget_bytes, self.budget_bytes, self._learner.free_bytes)
+        return self._beyond(self._learner.free_bytes)
+
+    @property
+    def of_margin_bytes(self) -> int:
+        """Measured bytes beyond an `auto` budget, all of which its margin had; 0 if they are less than 1/100 of it."""
+        return 0 if self.over_bytes or not self._learner.free_bytes else self._beyond(0)
+
+    def _beyond(self, allowed_bytes: int) -> int:
+        """Return the measured bytes beyond the largest budget of the run, or beyond what is allowed if that is more."""
+        budget_bytes = max(self._first_budget_bytes, self.budget_bytes, allowed_bytes)
         return beyond(self.held_bytes, budget_bytes) if self._steps_ended else 0
 
     def loss(self) -> DeviceLost | None:

@@ -46,14 +46,14 @@ STAYS = (
 OBSERVED_AGAIN = "the rest of the step is swapped whole, and the next such step is observed again"
 
 
-def warn_unplanned(once: Once, inputs: str, budget_bytes: int, least_bytes: int, *, is_planned: bool) -> None:
+def warn_unplanned(once: Once, inputs: str, budget_bytes: int, helps: str, *, is_planned: bool) -> None:
     """Warn once per run that steps with these inputs follow no plan.
 
     Args:
         once: what was warned of.
         inputs: the inputs of such a step.
         budget_bytes: the budget.
-        least_bytes: the least budget that a plan was found to meet; 0 if that is not known.
+        helps: a sentence on what would help.
         is_planned: whether plans were made, and none is within the budget; if not, memory ran out in observed steps.
     """
     why = (
@@ -65,8 +65,13 @@ def warn_unplanned(once: Once, inputs: str, budget_bytes: int, least_bytes: int,
         once,
         "unplanned",
         f"elbowroom: {why}, and steps without one have held it so far: storages leave in each of them as early as they "
-        f"can, and come back where they are read. {help_without_limit(least_bytes)}",
+        f"can, and come back where they are read. {helps}",
     )
+
+
+def to_observe(what: str, needed_bytes: int) -> str:
+    """Return a sentence on the least budget, or hard limit, with which memory would not have run out where it did."""
+    return f"With a {what} of at least {format_exact_bytes(needed_bytes)} a step may be observed, and then planned"
 
 
 def help_without_limit(least_bytes: int) -> str:

@@ -99,7 +99,7 @@ class TrainingRun(RunFigures, Director, Conductor):
         self._surprises = Surprises()
         self._end_ns = 0
         self._optimizer_ran = self._gives_back = self._makes_room = False
-        self._left_beyond, self._begins_plan = 0, False
+        self._left_beyond, self._lacked_bytes, self._begins_plan = 0, 0, False
         self._hooks = Hooks(executor, self, min_size_bytes)
         self._states = OptimizerStates(executor, self, min_size_bytes, self._optimizer_begins)
         self._states.parameters.budget_bytes = lambda: learner.budget_bytes
@@ -354,6 +354,7 @@ class TrainingRun(RunFigures, Director, Conductor):
         if self._limit.widen():
             self._void = self._recorder is not None
             return True
+        self._lacked_bytes = max(self._lacked_bytes, self._executor.residence.needed_bytes(asked_bytes))
         with self.aside():
             made = self._room.make(asked_bytes, in_optimizer=self._in_optimizer)
         if made and self._running and not self._optimizer_ran:
@@ -382,7 +383,7 @@ class TrainingRun(RunFigures, Director, Conductor):
         self._await_updates(root)
         others = key != self._key or known is not self._last
         self._running, self._key, self._current, self._makes_room = True, key, known, False
-        self._mismatches = self._optimizer_steps = self._left_beyond = 0
+        self._mismatches = self._optimizer_steps = self._left_beyond = self._lacked_bytes = 0
         self._saved, self._recording, self._void = [], None, False
         self._begin_memory(known, others=others)
         if known is None or self._records(known):
@@ -675,7 +676,7 @@ class TrainingRun(RunFigures, Director, Conductor):
         if self._void:
             self._drop_recording()
             if self._mode == "observe":
-                self._learner.ran_short(self._key)
+                self._learner.ran_short(self._key, self._lacked_bytes)
             return None
         self._records_no_more()
         return self._learner.read(self._key, recorder)

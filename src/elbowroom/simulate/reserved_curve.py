@@ -301,7 +301,7 @@ def equal_steps(step: LastStep, moves: Moves, away: Away, use: AllocatorUse, ste
         steps: number of steps.
     """
     due = sorted([*_inside(step, moves, away), *_emptied(step)], key=_in_order)
-    wrapping = set(listed(step.storage_of(moves.n[moves.wraps])))
+    wrapping = _away_before(step, moves, away)
     wrapping |= {old for new, old in step.replaced.items() if new in wrapping}
     late = _made_in_steps(step) if use.from_first else {}
     set_up_end = _set_up_end(step.trace) if use.from_first else 0
@@ -318,6 +318,12 @@ def equal_steps(step: LastStep, moves: Moves, away: Away, use: AllocatorUse, ste
         due=due,
         events=_StepEvents(_Blocks(step, before), first, template),
     )
+
+
+def _away_before(step: LastStep, moves: Moves, away: Away) -> set[int]:
+    """Return the storages of moves that are away as a step begins. One whose write is always given up never is."""
+    leaves = np.isin(np.arange(len(moves.n)), away[0])
+    return set(listed(step.storage_of(moves.n[moves.wraps & (leaves | ~step.returns[moves.n])])))
 
 
 def _made_in_steps(step: LastStep) -> dict[int, _Due | None]:
@@ -565,10 +571,24 @@ def _inside(step: LastStep, moves: Moves, left: Away) -> Iterator[_Due]:
                 if end >= step.gone[storage]:
                     away.add(storage)
                 elif w == 0:
-                    event = ("alloc", storage, int(step.storage_bytes[storage]), *on.get(storage, ()))
-                    yield _Due(end, COMES, event, place=place)
+                    yield _comes(step, storage, end, place, on)
+    for i in _back_first(step, moves, left):
+        yield _comes(step, int(step.storage[moves.n[i]]), 0, rank[i], on)
     yield from _recipes(step, moves)
     yield from (due for due, freed in _own(step) if freed not in away)
+
+
+def _comes(step: LastStep, storage: int, point: int, place: int, on: Mapping[int, tuple[int]]) -> _Due:
+    """Return the event of a storage that comes back."""
+    event = ("alloc", storage, int(step.storage_bytes[storage]), *on.get(storage, ()))
+    return _Due(point, COMES, event, place=place)
+
+
+def _back_first(step: LastStep, moves: Moves, left: Away) -> list[int]:
+    """Return the moves that end where a step begins: no range says so, as it would be empty."""
+    _, end = step.window(moves.n, moves.back)
+    ends = moves.wraps & step.returns[moves.n] & (end == 0)
+    return [i for i in listed(np.unique(left[0])) if ends[i]]
 
 
 @lru_cache(maxsize=4)

@@ -28,7 +28,7 @@ from elbowroom.step.check import check
 from elbowroom.trace import Trace
 from elbowroom.version import installed_version
 
-FORMAT = 1
+FORMAT = 2
 """Version of the files; others are not looked at."""
 NEAR_SHARE = 0.97
 """A plan for at least this share of the budget is good enough."""

@@ -55,7 +55,8 @@ ROUNDS_OF_RECOMPUTES = 3
 SPARE_PAGES = 2
 """Pages of the allocator that a plan at a limit leaves free: for small storages unknown to it, and another layout.
 
-So does a plan that a training begins with. It knows the workspaces of libraries from a model alone."""
+So does a plan that a training begins with. It knows the workspaces of libraries from a model alone. So does one that
+moves parameters: what stays as it begins may lie in segments that the run did not make."""
 LIMIT_SHARE = 100
 """The next limit that is looked at is larger by one such part, and by a segment at least."""
 TIME_LIMIT_S = 2.0
@@ -367,13 +368,17 @@ class _Tried:
         """Add a plan. Returns its first course within the budget, or None."""
         self.plans.append(made)
         budget_bytes = request.budget.device_bytes
-        leaves_pages = request.from_first and made.moves
+        leaves_pages = made.moves and (request.from_first or _moves_parameters(request.trace, made))
         spare_bytes = _spare_bytes(request.machine.allocator) if leaves_pages else 0
         for way in _courses(request.trace, request.machine, made, request.use):
             self.least_bytes = min(self.least_bytes or way.peak_bytes, way.peak_bytes)
             if way.peak_bytes + spare_bytes <= budget_bytes:
                 return replace(way, plan=replace(made, budget_bytes=budget_bytes))
         return None
+
+
+def _moves_parameters(trace: Trace, made: Plan) -> bool:
+    return any(trace.storages[swap.storage].category == "parameter" for swap in made.swaps)
 
 
 def _first(request: CourseRequest, tried: _Tried) -> Course | None:
@@ -535,7 +540,7 @@ def page_bytes(settings: str) -> int:
 
 def _spare_bytes(settings: str) -> int:
     """Return what a plan leaves free that may lie otherwise than simulated; `settings` are those of the allocator."""
-    return SPARE_PAGES * page_bytes(settings)
+    return 0 if settings == "exact" else SPARE_PAGES * page_bytes(settings)
 
 
 def _at_limit(trace: Trace, use: AllocatorUse, plans: Sequence[Plan], budget_bytes: int) -> Course | None:
