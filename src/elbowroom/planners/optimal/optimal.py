@@ -147,12 +147,16 @@ def _reserving(problem: Problem, bound: int, enough_ns: int) -> FittingTrial:
     below, starts = known.below(budget_bytes), list(known.starts(budget_bytes, least_bytes))
     best = None if below is None else held_within(below, budget_bytes)
     reserves_least = cache(partial(_once, problem, "frugalest", partial(_frugalest, problem, bases)))
+
+    def is_met() -> bool:
+        return reserves_least()[1] <= budget_bytes
+
     for all_stay in (False, True) if problem.moves_states and problem.shared is None else (False,):
         search = Search(_of_large(problem), all_stay=all_stay)
-        ladder = partial(search.annealed_within, is_met=lambda: reserves_least()[1] <= budget_bytes, near=starts)
+        ladder = partial(search.annealed_within, is_met=is_met, near=starts)
         found = fastest_within(budget_bytes, least_bytes, ladder, enough_ns)
         best = min(filter(None, (best, found)), key=lambda each: each.step_ns, default=None)
-        if best is not None and best.step_ns <= VERY_FAR * bound:
+        if best.step_ns <= VERY_FAR * bound if best is not None else not is_met():
             break
     frugal = (held_within(found, budget_bytes) for _, found in bases[:MOST_FRUGAL])
     held = best or next(filter(None, frugal), None)
