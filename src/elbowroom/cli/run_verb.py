@@ -9,6 +9,7 @@ import sys
 import time
 from collections.abc import Callable, Sequence
 from contextlib import AbstractContextManager, nullcontext
+from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -272,7 +273,10 @@ def _trained_outside(room: Room, children: started.Children, command: launch.Com
 
 def _write(room: Room, command: launch.Command, code: int, arguments: argparse.Namespace) -> None:
     """Write the requested files, the figures last."""
-    records = [room.trace, room.machine, room.plan, room.simulated, room.measured]
+    plan, budget_bytes = room.plan, _run_of(room).budget_bytes
+    if plan is not None and plan.budget_bytes > budget_bytes:  # a plan in force may hold 1 % more in RAM
+        plan = replace(plan, budget_bytes=budget_bytes)
+    records = [room.trace, room.machine, plan, room.simulated, room.measured]
     if arguments.report and any(record is not None for record in records):
         from elbowroom.report import report
 
