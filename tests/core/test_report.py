@@ -96,6 +96,22 @@ def test_rows_are_the_largest_first_and_no_more_than_asked() -> None:
     assert len(rows) == 5
 
 
+def test_what_a_plan_moves_comes_before_what_it_keeps() -> None:
+    subject = subject_of(*everything())
+
+    rows = figures.largest_storages(subject, 100)
+
+    actions = [row.action for row in rows]
+    moved = [action for action in actions if action != "keep"]
+    assert moved
+    assert len(moved) < len(actions)
+    assert actions[: len(moved)] == moved
+    for part in (rows[: len(moved)], rows[len(moved) :]):
+        sizes = [row.size_bytes for row in part]
+        assert sizes == sorted(sizes, reverse=True)
+    assert rows[-1].decision == f"keep: {rows[-1].detail}"
+
+
 @pytest.mark.parametrize("kinds", [(0,), (2,), (3,), (4,), (0, 1), (0, 2), (1, 3), (2, 3, 4)])
 def test_any_part_of_the_records_can_be_reported(kinds: tuple[int, ...], tmp_path: Path) -> None:
     records = everything()

@@ -139,8 +139,8 @@ def _actions(sides: Sides) -> str:
             format_bytes(one.size_bytes),
             one.category.replace("_", " "),
             one.module,
-            f"{one.action} {one.detail}".strip(),
-            f"{other.action} {other.detail}".strip(),
+            one.decision,
+            other.decision,
         )
         for one, other in found[:ACTIONS_SHOWN]
     ]

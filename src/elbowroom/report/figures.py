@@ -56,6 +56,13 @@ class StorageRow:
     action: str
     detail: str
 
+    @property
+    def decision(self) -> str:
+        """What the plan does with it, in words."""
+        return (
+            f"keep: {self.detail}" if self.action == "keep" and self.detail else f"{self.action} {self.detail}".strip()
+        )
+
 
 HEADLINES: tuple[tuple[str, Callable[[Timeline], str]], ...] = (
     ("peak allocated", lambda line: format_bytes(line.peak_allocated_bytes)),
@@ -240,13 +247,15 @@ def machine(subject: Subject) -> str:
 
 
 def largest_storages(subject: Subject, most: int) -> tuple[StorageRow, ...]:
-    """Return the largest storages that are allocated in the last step, with the plan's decision on each.
+    """Return storages that are allocated in the last step, with the plan's decision on each.
+
+    Those that the plan does not keep come first, and each of both parts by size: most plans keep the largest ones.
 
     Workspaces are left out: an op allocates and frees them itself, so a plan has no choice about them.
 
     Args:
         subject: the subject of the report; without a trace there are no rows.
-        most: most rows. Among storages of equal size, those that are not kept come first.
+        most: most rows.
     """
     trace = subject.trace
     if trace is None:
@@ -256,7 +265,7 @@ def largest_storages(subject: Subject, most: int) -> tuple[StorageRow, ...]:
     present = [
         s for s, what in enumerate(trace.storages) if what.category != "workspace" and step.born[s] < step.gone[s]
     ]
-    present.sort(key=lambda s: (-trace.storages[s].size_bytes, s not in done, s))
+    present.sort(key=lambda s: (s not in done, -trace.storages[s].size_bytes, s))
     shown = present[:most]
     makers = _makers(trace, set(shown))
     reasons = _reasons(trace, set(shown))

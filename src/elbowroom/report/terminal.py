@@ -182,6 +182,6 @@ def _storages(subject: Subject) -> Table:
     for row in figures.largest_storages(subject, STORAGES_SHOWN):
         maker = f"{row.made_by} {row.module}".strip()
         idle = "" if row.idle_ns is None else format_ns(row.idle_ns)
-        decision = Text(f"{row.action} {row.detail}".strip(), style="" if row.action == "keep" else "yellow")
+        decision = Text(row.decision, style="" if row.action == "keep" else "yellow")
         table.add_row(format_bytes(row.size_bytes), row.category, Text(maker), idle, decision)
     return table
