@@ -58,10 +58,11 @@ class Stepping:
 
         @wraps(before)
         def step(*args: Any, **kwargs: Any) -> Any:
-            if self._thread.left:
+            compiles = torch.compiler.is_compiling()
+            if not compiles and self._thread.left:
                 return before(*args, **kwargs)
             optimizer = args[0]
-            closure = None if torch.compiler.is_compiling() else closure_of(optimizer, before, args, kwargs)
+            closure = None if compiles else closure_of(optimizer, before, args, kwargs)
             if closure is None:
                 return self._step(optimizer, before, args, kwargs)
             with torch.enable_grad():
