@@ -246,6 +246,11 @@ def machine(subject: Subject) -> str:
     return f"{subject.machine.name}: " + ("; ".join(links) or "no link to a lower tier")
 
 
+def storages_title(subject: Subject) -> str:
+    """Title of a table of some of `largest_storages`."""
+    return "The largest storages" if subject.plan is None else "What the plan does to each storage: the largest"
+
+
 def largest_storages(subject: Subject, most: int) -> tuple[StorageRow, ...]:
     """Return storages that are allocated in the last step, with the plan's decision on each.
 

@@ -43,7 +43,7 @@ def page(subject: Subject) -> str:
         section("Does it fit", _answer(subject), "fits"),
         section("What holds the memory at the peak", peak_section(subject), "holds"),
         section(_over_time(subject), _charts(subject), "does"),
-        section(_of_storages(subject), _storages(subject), "storages"),
+        section(figures.storages_title(subject), _storages(subject), "storages"),
         section("What another budget would cost", _pareto(subject), "budgets"),
         section("What to try next", _next(subject), "next"),
         section("Figures", _headlines(subject), "figures"),
@@ -53,10 +53,6 @@ def page(subject: Subject) -> str:
 
 def _over_time(subject: Subject) -> str:
     return "What the step does over time" if subject.plan is None else "What the plan does over time"
-
-
-def _of_storages(subject: Subject) -> str:
-    return "The largest storages" if subject.plan is None else "What the plan does to each storage: the largest"
 
 
 def whole(title: str, main: str, data: object) -> str:

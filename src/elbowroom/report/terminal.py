@@ -175,7 +175,7 @@ def _pareto(curve: Pareto) -> FittingTable:
 
 
 def _storages(subject: Subject) -> Table:
-    table = plain_table(title="\nThe largest storages")
+    table = plain_table(title=f"\n{figures.storages_title(subject)}")
     for name, justify in (("size", "right"), ("category", "left"), ("made by", "left"), ("idle", "right")):
         table.add_column(name, justify=justify, no_wrap=name != "made by", overflow="fold")  # pyright: ignore[reportArgumentType]
     table.add_column("plan")
