@@ -113,12 +113,7 @@ class Search:
             near: trials for other budgets, to begin with too.
         """
         counted = [(scale, scale.counted(each, over)) for scale, each in near]
-        looks = max(LOOKS, int(MOST_LOOKS * ease(self._asked.step, counts_reserved=True)))
-        for rung in self._rungs(budget_bytes, least_bytes):
-            found = _counted(_played(self._on_rung(rung, enough_ns), looks), over)
-            counted += found
-            if any(not (each.over_bytes or each.is_driven) for _, each in found):
-                break
+        counted += self._down_the_ladder(budget_bytes, least_bytes, over, enough_ns)
         if all(each.over_bytes for _, each in counted) and not is_met():
             return []
         effort, rounds = effort_of(self._asked) * EFFORT_WITHIN, ROUNDS if self._asked.shared is None else ROUNDS_NEAR
@@ -130,6 +125,15 @@ class Search:
         if driven:
             chains = go_on(first_chains(counted, over, against_waits=True))
         return _ends([*driven, *(chains if _any_within(chains) else go_on(chains))])
+
+    def _down_the_ladder(self, budget_bytes: int, least_bytes: int, over: Over, enough_ns: int) -> Iterator[Start]:
+        """Yield the best trials of each rung, counted, down to the first rung that has one without waits."""
+        looks = max(LOOKS, int(MOST_LOOKS * ease(self._asked.step, counts_reserved=True)))
+        for rung in self._rungs(budget_bytes, least_bytes):
+            found = _counted(_played(self._on_rung(rung, enough_ns), looks), over)
+            yield from found
+            if any(not (each.over_bytes or each.is_driven) for _, each in found):
+                return
 
     def _rungs(self, budget_bytes: int, least_bytes: int) -> Iterator[int]:
         """Yield the rungs to look at. If plans for several budgets are asked for, all of them share one ladder."""
