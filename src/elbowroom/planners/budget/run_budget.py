@@ -56,7 +56,9 @@ SPARE_PAGES = 2
 """Pages of the allocator that a plan at a limit leaves free: for small storages unknown to it, and another layout.
 
 So does a plan that a training begins with. It knows the workspaces of libraries from a model alone. So does one that
-moves parameters: what stays as it begins may lie in segments that the run did not make."""
+moves parameters, for at most one such part of the budget as SPARE_SHARE says: what stays as it begins may lie in
+segments that the run did not make."""
+SPARE_SHARE = 16
 LIMIT_SHARE = 100
 """The next limit that is looked at is larger by one such part, and by a segment at least."""
 TIME_LIMIT_S = 2.0
@@ -368,8 +370,10 @@ class _Tried:
         """Add a plan. Returns its first course within the budget, or None."""
         self.plans.append(made)
         budget_bytes = request.budget.device_bytes
-        leaves_pages = made.moves and (request.from_first or _moves_parameters(request.trace, made))
-        spare_bytes = _spare_bytes(request.machine.allocator) if leaves_pages else 0
+        spare_bytes = _spare_bytes(request.machine.allocator) if made.moves else 0
+        if not request.from_first:
+            most_bytes = budget_bytes // SPARE_SHARE if _moves_parameters(request.trace, made) else 0
+            spare_bytes = min(spare_bytes, most_bytes)
         for way in _courses(request.trace, request.machine, made, request.use):
             self.least_bytes = min(self.least_bytes or way.peak_bytes, way.peak_bytes)
             if way.peak_bytes + spare_bytes <= budget_bytes:
