@@ -21,6 +21,7 @@ pytestmark = [
 ]
 
 SCRIPT = Path(__file__).parents[2] / "benchmarks" / "ranks" / "pipeline.py"
+SAID = re.compile(r"rank \d: .*?weights [0-9a-f]{16}")
 SMALL = ("--device", "cpu", "--dim", "128", "--layers", "4", "--vocab", "500", "--seq", "256", "--steps", "6")
 
 
@@ -45,9 +46,10 @@ def test_losses_and_weights_of_each_stage_are_those_without_a_budget(
     assert plain.returncode == 0, plain.stderr
     assert inside.returncode == 0, inside.stderr
     # the digests are of all weights, of each rank; the ends of two lines may come together if Python does not buffer
-    said = [sorted(re.findall(r"rank \d: .*?weights [0-9a-f]{16}", each.stdout)) for each in (plain, inside)]
+    said = [sorted(SAID.findall(each.stdout)) for each in (plain, inside)]
     assert len(said[0]) == 2
     assert said[1] == said[0]
+    assert [SAID.sub("", each.stdout).strip() for each in (plain, inside)] == ["", ""], "they print nothing else"
     figures = [answered((tmp_path / f"figures.rank{rank}.json").read_text(), "run") for rank in (0, 1)]
     assert all(each["keep_all_bytes"] > each["budget_bytes"] for each in figures), "the budget was short"
     over = [each["over_budget_bytes"] > 0 for each in figures]

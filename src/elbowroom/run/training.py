@@ -128,7 +128,6 @@ class TrainingRun(RunFigures, Director, Conductor):
     def open(self) -> None:
         """Install the hooks."""
         self._moving(True)
-        self._thread = OwnThread()
         self._watch = OptimizerWatch(self._optimizer_called, self._optimizer_ends)
         self._states.open()
         if self._learner.parameters:

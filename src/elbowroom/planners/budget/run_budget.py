@@ -56,9 +56,9 @@ SPARE_PAGES = 2
 """Pages of the allocator that a plan at a limit leaves free: for small storages unknown to it, and another layout.
 
 So does a plan that a training begins with. It knows the workspaces of libraries from a model alone. So does one that
-moves parameters, for at most one such part of the budget as SPARE_SHARE says: what stays as it begins may lie in
-segments that the run did not make."""
+moves parameters: what stays as it begins may lie in segments that the run did not make."""
 SPARE_SHARE = 16
+"""A plan that moves parameters leaves one such part of the budget free at most: small budgets have few pages."""
 LIMIT_SHARE = 100
 """The next limit that is looked at is larger by one such part, and by a segment at least."""
 TIME_LIMIT_S = 2.0
