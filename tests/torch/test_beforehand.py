@@ -146,11 +146,12 @@ for step in range(9):
     print(loss.item())
 """
 RAM = er.Machine.here(device="cpu")
+UNALIKE = ON_CPU.replace("4096", "2048 + 256 * step")
 
 
-def answered_in_ram(folder: Path, budget_bytes: int, **asked: Any) -> Verdict:
+def answered_in_ram(folder: Path, budget_bytes: int, text: str = ON_CPU, **asked: Any) -> Verdict:
     path = folder / "train.py"
-    path.write_text(ON_CPU)
+    path.write_text(text)
     how: dict[str, Any] = {"path": str(path), "budget_bytes": budget_bytes, "min_size_bytes": 2**16, **asked}
     child = Child(replace(QUESTION, **how), RAM)
     try:
@@ -192,6 +193,14 @@ def test_what_only_a_step_can_show_is_no_plan_and_no_refusal(tmp_path: Path, ask
     assert not verdict.refuses
     assert verdict.course is None
     assert why in verdict.why
+    # and below a hard limit it is known what steps may need: an output, what is made of it, and their gradients
+    assert (verdict.least_feasible_bytes >= 8 * MIB) == ("measures_first" in asked)
+
+
+def test_below_a_limit_steps_that_are_not_alike_have_a_least_too(tmp_path: Path) -> None:
+    verdict = answered_in_ram(tmp_path, 32 * MIB, measures_first=True, text=UNALIKE)
+    assert verdict.why == "its steps are not alike"
+    assert 4 * MIB <= verdict.least_feasible_bytes < 32 * MIB
 
 
 class Answered:
@@ -200,6 +209,7 @@ class Answered:
     def __init__(self, saved: tuple[tuple[tuple[int, str], ...], ...]) -> None:
         self.confirm: Any = Child.confirm.__get__(self)
         self.refusal: Any = Child.refusal.__get__(self)
+        self.lacked_bytes: Any = Child.lacked_bytes.__get__(self)
         self._question = QUESTION
         self._saved = saved
         self.closed = False

@@ -88,6 +88,17 @@ def test_a_block_that_is_not_left_is_refused_and_smaller_ones_are_not(guard: Ram
     assert found.budget_bytes == 100 * MIB
 
 
+def test_a_refusal_names_what_a_capture_says_that_steps_lack_if_that_is_more(guard: RamGuard) -> None:
+    asked = RuntimeError("DefaultCPUAllocator: can't allocate memory: you tried to allocate 33554432 bytes.")
+
+    more, less = (str(guard.refusal(asked, 100 * MIB, lacked_bytes=each * MIB)) for each in (256, 16))
+
+    assert "Its last request, 32.0 MiB, goes beyond it. A capture of the script" in more
+    assert "Try a limit of at least 768.0 MiB (805306368 bytes)" in more  # 512 MiB + 256 MiB
+    assert "capture" not in less
+    assert "Try a limit of at least 544.0 MiB (570425344 bytes)" in less
+
+
 def test_the_guard_follows_what_is_left(guard: RamGuard, limit: FakeLimit) -> None:
     limit.left = 1024 * MIB
     guard.follow(now=True)

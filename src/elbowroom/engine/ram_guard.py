@@ -243,12 +243,13 @@ class RamGuard:
         """
         return max(_said_bytes(problem), KEPT_BYTES) if _is_refused(problem) else None
 
-    def refusal(self, problem: BaseException, budget_bytes: int) -> Infeasible | None:
+    def refusal(self, problem: BaseException, budget_bytes: int, lacked_bytes: int = 0) -> Infeasible | None:
         """Return what to raise for an error that a refused request for memory caused; None for any other error.
 
         Args:
             problem: the error that ended the training.
             budget_bytes: the budget of the run.
+            lacked_bytes: what a capture of the script says that its steps need beyond the limit; 0 if it does not say.
         """
         self._free_reserved()
         cause = next((each for each in _causes(problem) if _is_refused(each) or self._has_hidden(each)), None)
@@ -257,7 +258,9 @@ class RamGuard:
         said_bytes = _said_bytes(cause)
         asked = format_bytes(said_bytes) if said_bytes else "whose size is not known"
         why = f"The training asked for more. Its last request, {asked}, goes beyond it."
-        return self.refused(why, said_bytes, budget_bytes)
+        if lacked_bytes > said_bytes:
+            why += " A capture of the script without its numbers shows that its steps take more still."
+        return self.refused(why, max(said_bytes, lacked_bytes), budget_bytes)
 
     def _has_hidden(self, problem: BaseException) -> bool:
         """Return whether an error came up as nothing was left: linecache takes a MemoryError for an empty file."""

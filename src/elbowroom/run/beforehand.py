@@ -118,7 +118,7 @@ class Verdict:
     Attributes:
         why: the reason that there is no plan and no refusal; "" otherwise.
         message: text of the refusal.
-        least_feasible_bytes: a budget that is enough, if this one is refused.
+        least_feasible_bytes: a budget that is enough, if this one is refused; the least that may be, if it is not.
         assumed: what was assumed for the script; if anything was, a run has to confirm the answer.
         sure: whether a refusal holds without a step that confirms it.
         saved: what the first step saves, and what the last one saves.
@@ -213,6 +213,11 @@ class Child:
             least_feasible_bytes=max(found.least_feasible_bytes, verdict.least_feasible_bytes),
         )
 
+    def lacked_bytes(self) -> int:
+        """Return the bytes beyond the budget that steps need at least, as the capture says; 0 if it does not say."""
+        verdict = self.verdict()
+        return 0 if verdict is None else max(0, verdict.least_feasible_bytes - self._question.budget_bytes)
+
     def close(self) -> None:
         """End the process without an answer. It ends with its standard input, and so does all that it started."""
         if not self.open:
@@ -297,8 +302,9 @@ def verdict_of(trace: Trace, machine: Machine, question: Question) -> Verdict:
     kinds = [_sizes(trace, saves) for saves in steps]
     if len(kinds) < STEPS:
         return Verdict(why=f"the script ended after {len(kinds)} steps")
+    shown = restricted(as_run(trace, question.min_size_bytes), question.allow)
     if len(set(kinds[1:])) > 1:
-        return Verdict(why="its steps are not alike")
+        return Verdict(why="its steps are not alike", least_feasible_bytes=_least(shown, machine, question))
     assumed = tuple(
         each.name for each in trace.remarks if each.kind not in ("not_compared", "workspace_model", "compiled")
     )
@@ -309,15 +315,26 @@ def verdict_of(trace: Trace, machine: Machine, question: Question) -> Verdict:
         saved=(kinds[0], kinds[-1]),
         in_forward=(_saved_in_forward(steps[0]), _saved_in_forward(steps[-1])),
     )
-    return _planned(verdict, trace, machine, question)
+    return _planned(verdict, trace, shown, machine, question)
 
 
-def _planned(verdict: Verdict, trace: Trace, machine: Machine, question: Question) -> Verdict:
-    """Return the verdict on a trace with a plan, a refusal, or the reason that there is neither."""
-    shown = restricted(as_run(trace, question.min_size_bytes), question.allow)
+def _least(shown: Trace, machine: Machine, question: Question) -> int:
+    """Return the least budget that steps may need below a hard limit, the bounds of what ops take included.
+
+    The most of a limit that names it is enough then; without a limit a run knows by itself.
+    """
+    return least_allocated(_request(shown, machine, question)) if question.measures_first else 0
+
+
+def _planned(verdict: Verdict, trace: Trace, shown: Trace, machine: Machine, question: Question) -> Verdict:
+    """Return the verdict on a trace with a plan, a refusal, or the reason that there is neither.
+
+    `shown` is the trace as a run of it shows it, with the means that are allowed.
+    """
     tried = [shown] if without_workspaces(shown) == shown else [shown, without_workspaces(shown)]
     if question.measures_first and least_allocated(_request(tried[-1], machine, question)) <= question.budget_bytes:
-        return Verdict(why="its first step measures what the limit leaves, and follows no plan")
+        why = "its first step measures what the limit leaves, and follows no plan"
+        return Verdict(why=why, least_feasible_bytes=_least(shown, machine, question))
     refused = list[tuple[Infeasible, CourseRequest]]()
     for each, allocator in product(tried, (machine.allocator, *question.allocators)):
         request = _request(each, replace(machine, allocator=allocator), question)

@@ -126,9 +126,9 @@ class HardRoom:
             "storages; the run keeps to these. Raise the limit, or give a smaller budget",
         )
 
-    def refusal(self, problem: BaseException, budget_bytes: int) -> Infeasible | None:
+    def refusal(self, problem: BaseException, budget_bytes: int, lacked_bytes: int) -> Infeasible | None:
         """Return what to raise for an error that a refused request for memory caused; None for any other error."""
-        return self._guard.refusal(problem, budget_bytes)
+        return self._guard.refusal(problem, budget_bytes, lacked_bytes)
 
     def refused_beforehand(self, problem: Infeasible) -> Infeasible:
         """Return the refusal of a capture, which knows of storages alone."""

@@ -714,11 +714,14 @@ class Learner:
         self.met_kinds.wants(key, known.schedule.saved)
         return known
 
-    def refusal(self, problem: BaseException | None) -> Infeasible | None:
-        """Return what to raise for an error that ends the run, if a hard limit on the process caused it."""
-        if problem is None or self._held_to is None:
-            return None
-        return self._held_to.refusal(problem, self.budget_bytes)
+    def refusal(self, problem: BaseException, lacked_bytes: int = 0) -> Infeasible | None:
+        """Return what to raise for an error that ends the run, if a hard limit on the process caused it.
+
+        Args:
+            problem: the error.
+            lacked_bytes: what steps need beyond the budget, as a capture has shown; 0 if that is not known.
+        """
+        return None if self._held_to is None else self._held_to.refusal(problem, self.budget_bytes, lacked_bytes)
 
     def no_recomputes(self) -> None:
         """Plan all kinds of steps without recomputes from now on."""

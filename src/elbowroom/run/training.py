@@ -156,10 +156,13 @@ class TrainingRun(RunFigures, Director, Conductor):
         plan = "which follows its plan" if self._current is not None else "which has no plan yet and swaps all it can"
         return f"in step {self._steps_ended + 1}, {plan}"
 
-    def refusal(self, problem: BaseException | None) -> Infeasible | None:
+    def refusal(self, problem: BaseException | None, lacked_bytes: int = 0) -> Infeasible | None:
         """Return what to raise for an error that ends the run: see RunFigures."""
-        found = super().refusal(problem)
-        return found if found is None or self.beforehand is None else self.beforehand.with_least(found)
+        child = self.beforehand
+        if child is None or problem is None:
+            return super().refusal(problem, lacked_bytes)
+        found = super().refusal(problem, child.lacked_bytes())
+        return found if found is None or self.device.type == "cpu" else child.with_least(found)
 
     def _known_by_itself(self) -> None:
         """End the child process: the run knows by itself now."""

@@ -22,13 +22,13 @@ from elbowroom.capture.virtual.compilers.built_kernels import BuiltKernels
 from elbowroom.capture.virtual.compilers.compiled import Compiled
 from elbowroom.capture.virtual.compilers.triton_kernels import Kernels
 from elbowroom.capture.virtual.host_values.repeats import Repeats
-from elbowroom.capture.virtual.host_values.values import SPECIALS
+from elbowroom.capture.virtual.host_values.values import SPECIALS, as_virtual_cpu
 from elbowroom.capture.virtual.ledger import Ledger
 from elbowroom.capture.virtual.ledger_trace import assemble
 from elbowroom.capture.virtual.mode import VirtualMode
 from elbowroom.capture.virtual.ops import routing
 from elbowroom.capture.virtual.saves import Saves
-from elbowroom.capture.virtual.tensor import gradient_of
+from elbowroom.capture.virtual.tensor import gradient_of, is_real_host
 from elbowroom.capture.virtual.torch_cuda import threads
 from elbowroom.capture.virtual.torch_cuda.groups import Groups
 from elbowroom.capture.virtual.torch_cuda.library_settings import CudnnModel, ModelledDevice
@@ -289,11 +289,18 @@ class VirtualDevice:
         if number not in self._roots:
             self._roots[number] = weakref.ref(module, lambda _: self._roots.pop(number, None))
             if self.settings.ram:
+                self._without_bytes(module)
                 self.ledger.met([*parameters_of(module), *buffers_of(module)])
             self.ledger.classify("parameter", parameters_of(module))
             self.ledger.classify("buffer", buffers_of(module))
             if self._accumulations is not None:
                 self._accumulations.watch(parameters_of(module))
+
+    def _without_bytes(self, module: torch.nn.Module) -> None:
+        """Take the bytes from parameters that got them by `parameter.data = ...`: those made on the CPU have none."""
+        for parameter in parameters_of(module) if self.settings.fake_host else ():
+            if type(parameter) is torch.nn.Parameter and is_real_host(parameter) and parameter.is_floating_point():
+                parameter.data = as_virtual_cpu(parameter.data)
 
     def _classify_modules(self) -> None:
         for known in tuple(self._roots.values()):

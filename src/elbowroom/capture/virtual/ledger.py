@@ -122,7 +122,7 @@ class Ledger:
         """Note the storages of tensors that were made before the device was looked at, or elsewhere."""
         for tensor in tensors:
             if not isinstance(tensor, UninitializedTensorMixin):
-                self.alloc(tensor)
+                self.alloc(unwrapped(tensor))  # a transform of torch.func calls modules with tensors of its own
 
     def adopt(self, storage: torch.UntypedStorage, number: int) -> None:
         """Note the end of a storage that was noted under this number."""

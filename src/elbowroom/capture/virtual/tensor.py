@@ -119,7 +119,7 @@ def gradient_of(tensor: torch.Tensor) -> torch.Tensor | None:
 def virtual(meta: torch.Tensor, home: torch.device) -> torch.Tensor:
     """Make a virtual tensor on the storage of a meta tensor."""
     made: torch.Tensor = as_subclass(torch.Tensor, meta, home)
-    if home is not CUDA:
+    if home is not CUDA and made.layout is torch.strided:
         vars(made.untyped_storage())[HOME] = home
     return made
 

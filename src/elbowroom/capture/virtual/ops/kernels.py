@@ -154,7 +154,7 @@ def _flash_attention(
 def of(settings: ModelledDevice) -> dict[Any, Callable[..., Any]]:
     """Return all kernels of a device, with those that need a model of cuDNN."""
     if settings.ram:
-        return {**LOSSES, **ram_ops.KERNELS}
+        return {**LOSSES, **sparse.KERNELS, **ram_ops.KERNELS}
     cudnn = settings.cudnn
     return {
         **KERNELS,
