@@ -189,7 +189,7 @@ def test_a_budget_that_is_too_small_on_the_cpu_is_refused_by_a_step_that_confirm
     ],
 )
 def test_what_only_a_step_can_show_is_no_plan_and_no_refusal(tmp_path: Path, asked: dict[str, Any], why: str) -> None:
-    verdict = answered_in_ram(tmp_path, **({"budget_bytes": 32 * MIB} | asked))
+    verdict = answered_in_ram(tmp_path, **{"budget_bytes": 32 * MIB, **asked})
     assert not verdict.refuses
     assert verdict.course is None
     assert why in verdict.why
