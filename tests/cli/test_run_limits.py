@@ -129,6 +129,22 @@ def test_storages_that_fit_into_no_limit_are_refused_in_the_first_backward(tmp_p
     assert "Traceback" not in refused.stderr
 
 
+def test_the_limit_that_a_refusal_names_is_enough_where_the_script_loads_data_before_its_first_step(
+    tmp_path: Path,
+) -> None:
+    # given 128 MiB of data, which no storage holds, and a limit below what the optimizer's step takes
+    script = tmp_path / "train.py"
+    script.write_text(f"import numpy\ndata = numpy.ones(16 << 20)\n{HEAVY}")
+    refused = run_in_group(python("-m", "elbowroom", "run", str(script)), tmp_path, 900 * MIB)
+    assert (refused.returncode, refused.stdout) == (1, ""), refused.stderr
+    # when
+    named = re.search(r"A limit of .+ \((\d+) bytes\) is the least that may do", refused.stderr)
+    assert named is not None, refused.stderr
+    done = run_in_group(python("-m", "elbowroom", "run", str(script)), tmp_path, int(named[1]))
+    # then
+    assert (done.returncode, done.stdout) == (0, "step\n" * 4), done.stderr
+
+
 # 600 layers of 1 MiB each: reading what was recorded of a step takes more memory than training with all of them away.
 DEEP = SCRIPT.replace("for _ in range(16):", "for _ in range(600):").replace("16 * 1024, 512", "512, 512")
 

@@ -209,7 +209,7 @@ class Answered:
     def __init__(self, saved: tuple[tuple[tuple[int, str], ...], ...]) -> None:
         self.confirm: Any = Child.confirm.__get__(self)
         self.refusal: Any = Child.refusal.__get__(self)
-        self.lacked_bytes: Any = Child.lacked_bytes.__get__(self)
+        self.least_bytes: Any = Child.least_bytes.__get__(self)
         self._question = QUESTION
         self._saved = saved
         self.closed = False

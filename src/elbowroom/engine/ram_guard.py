@@ -28,7 +28,7 @@ import threading
 import time
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import suppress
-from typing import final
+from typing import NamedTuple, final
 
 from elbowroom.errors import Infeasible, TierFull
 from elbowroom.hardware.ram import HardLimit
@@ -73,6 +73,13 @@ os.register_at_fork(after_in_child=_after_fork)
 @final
 class _TooLittleLeft(MemoryError):
     """Almost nothing is left below a limit."""
+
+
+class LeastLimit(NamedTuple):
+    """The least limit that may be enough: in bytes, and whether a capture of the script says so."""
+
+    limit_bytes: int
+    is_captured: bool
 
 
 @final
@@ -243,13 +250,13 @@ class RamGuard:
         """
         return max(_said_bytes(problem), KEPT_BYTES) if _is_refused(problem) else None
 
-    def refusal(self, problem: BaseException, budget_bytes: int, lacked_bytes: int = 0) -> Infeasible | None:
+    def refusal(self, problem: BaseException, budget_bytes: int, least: LeastLimit | None = None) -> Infeasible | None:
         """Return what to raise for an error that a refused request for memory caused; None for any other error.
 
         Args:
             problem: the error that ended the training.
             budget_bytes: the budget of the run.
-            lacked_bytes: what a capture of the script says that its steps need beyond the limit; 0 if it does not say.
+            least: what is known of the limit that is needed, besides the size of the request.
         """
         self._free_reserved()
         cause = next((each for each in _causes(problem) if _is_refused(each) or self._has_hidden(each)), None)
@@ -258,9 +265,10 @@ class RamGuard:
         said_bytes = _said_bytes(cause)
         asked = format_bytes(said_bytes) if said_bytes else "whose size is not known"
         why = f"The training asked for more. Its last request, {asked}, goes beyond it."
-        if lacked_bytes > said_bytes:
-            why += " A capture of the script without its numbers shows that its steps take more still."
-        return self.refused(why, max(said_bytes, lacked_bytes), budget_bytes)
+        if least is None:
+            return self.refused(why, said_bytes, budget_bytes)
+        shown_by = ", as a capture of the script shows" if least.is_captured else ""
+        return self.refused(why, least.limit_bytes - self.limit.limit_bytes, budget_bytes, shown_by)
 
     def _has_hidden(self, problem: BaseException) -> bool:
         """Return whether an error came up as nothing was left: linecache takes a MemoryError for an empty file."""
@@ -268,19 +276,20 @@ class RamGuard:
             return False
         return min(limit.left_bytes() for limit in self._limits) < LEAST_LEFT_BYTES + RESERVED_BYTES
 
-    def refused(self, why: str, more_bytes: int, budget_bytes: int) -> Infeasible:
+    def refused(self, why: str, more_bytes: int, budget_bytes: int, shown_by: str = "") -> Infeasible:
         """Return the refusal of a run whose limit is too low.
 
         Args:
             why: what happened.
             more_bytes: the bytes that would be enough for that beyond the limit.
             budget_bytes: the budget of the run.
+            shown_by: what shows that, in words; "" for the run itself.
         """
         limit, more_bytes = self.limit, max(more_bytes, KEPT_BYTES)
         outcome = "The kernel would have killed the process." if limit.kills else "The system refused it."
         return Infeasible(
             f"memory: {limit.name} allows {format_exact_bytes(limit.limit_bytes)}.\n{why} {outcome}\n"
-            f"Try a limit of at least {format_exact_bytes(limit.limit_bytes + more_bytes)}, or a smaller batch.",
+            f"Try a limit of at least {format_exact_bytes(limit.limit_bytes + more_bytes)}{shown_by}, or a smaller batch.",
             budget_bytes=budget_bytes,
             least_feasible_bytes=budget_bytes + more_bytes,
         )

@@ -213,10 +213,10 @@ class Child:
             least_feasible_bytes=max(found.least_feasible_bytes, verdict.least_feasible_bytes),
         )
 
-    def lacked_bytes(self) -> int:
-        """Return the bytes beyond the budget that steps need at least, as the capture says; 0 if it does not say."""
+    def least_bytes(self) -> int:
+        """Return the least budget that steps may need, as the capture says; 0 if it does not say."""
         verdict = self.verdict()
-        return 0 if verdict is None else max(0, verdict.least_feasible_bytes - self._question.budget_bytes)
+        return 0 if verdict is None else verdict.least_feasible_bytes
 
     def close(self) -> None:
         """End the process without an answer. It ends with its standard input, and so does all that it started."""

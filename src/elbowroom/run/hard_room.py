@@ -14,7 +14,7 @@ from typing import Any, final
 
 from elbowroom.capture.assemble import StepRead, step_read
 from elbowroom.capture.recording.recorder import Recorder, live_ram_bytes
-from elbowroom.engine.ram_guard import COPIED_BYTES, KEPT_BYTES, RamGuard
+from elbowroom.engine.ram_guard import COPIED_BYTES, KEPT_BYTES, LeastLimit, RamGuard
 from elbowroom.engine.residence import Residence
 from elbowroom.errors import Infeasible, InvalidPlan
 from elbowroom.machine import Machine, TierName
@@ -22,6 +22,8 @@ from elbowroom.notices import Once, warn_once
 from elbowroom.run.forked import CAN_FORK, NoRoom, forked
 from elbowroom.units import format_bytes, format_exact_bytes
 
+FIRST_STEP_BYTES = 64 << 20
+"""Bytes that a first step takes besides storages, at most as a rule: its records, small blocks, buffers of files."""
 NODE_BYTES = 110_000
 """Bytes that reading a recorded step takes for each node of autograd's graph, at most: torch makes its records then."""
 
@@ -40,7 +42,7 @@ class HardRoom:
         self._guard = guard
         self._residence = residence
         self._given_bytes = given_bytes
-        self._room_bytes = self._nodes = self._left_bytes = 0
+        self._room_bytes = self._nodes = self._left_bytes = self._begun_bytes = 0
         self._once = Once()
 
     def read(self, recorder: Recorder, tier: TierName, machine: Machine) -> StepRead | None:
@@ -126,15 +128,38 @@ class HardRoom:
             "storages; the run keeps to these. Raise the limit, or give a smaller budget",
         )
 
-    def refusal(self, problem: BaseException, budget_bytes: int, lacked_bytes: int) -> Infeasible | None:
-        """Return what to raise for an error that a refused request for memory caused; None for any other error."""
-        return self._guard.refusal(problem, budget_bytes, lacked_bytes)
+    def refusal(
+        self, problem: BaseException, budget_bytes: int, seen_bytes: int, captured_bytes: int
+    ) -> Infeasible | None:
+        """Return what to raise for an error that a refused request for memory caused; None for any other error.
+
+        Args:
+            problem: the error.
+            budget_bytes: the budget of the run.
+            seen_bytes: the limit that would have been enough where memory ran out in this step; 0 if it did nowhere.
+            captured_bytes: the budget that steps need, as a capture says; 0 if it does not say.
+        """
+        captured = self._limit_for(captured_bytes) if captured_bytes else 0
+        least = LeastLimit(max(seen_bytes, captured), is_captured=captured > seen_bytes)
+        return self._guard.refusal(problem, budget_bytes, least if least.limit_bytes else None)
+
+    def begins(self) -> None:
+        """Note what a first step may hold where it begins: the script has loaded its libraries and its data."""
+        if not self._begun_bytes:
+            self._begun_bytes = self._guard.own_left_bytes() + live_ram_bytes()
+
+    def _limit_for(self, budget_bytes: int) -> int:
+        """Return the limit in bytes that leaves a first step this much for storages; 0 if none has begun."""
+        if not self._begun_bytes:
+            return 0
+        return self._guard.limit.limit_bytes + max(0, budget_bytes + FIRST_STEP_BYTES - self._begun_bytes)
 
     def refused_beforehand(self, problem: Infeasible) -> Infeasible:
         """Return the refusal of a capture, which knows of storages alone."""
         if problem.budget_bytes == self._given_bytes:
             return problem
         said, needed_bytes = self._of_limit(problem)
+        needed_bytes = max(needed_bytes, self._limit_for(problem.least_feasible_bytes))
         return problem.reworded(f"{said}\nA limit of {format_exact_bytes(needed_bytes)} is the least that may do.")
 
     def explained(self, problem: Infeasible | InvalidPlan) -> Infeasible | InvalidPlan:

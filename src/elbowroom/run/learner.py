@@ -714,14 +714,22 @@ class Learner:
         self.met_kinds.wants(key, known.schedule.saved)
         return known
 
-    def refusal(self, problem: BaseException, lacked_bytes: int = 0) -> Infeasible | None:
+    def first_begins(self) -> None:
+        """Note that the first step of the training begins."""
+        if self._held_to is not None:
+            self._held_to.begins()
+
+    def refusal(self, problem: BaseException, seen_bytes: int = 0, captured_bytes: int = 0) -> Infeasible | None:
         """Return what to raise for an error that ends the run, if a hard limit on the process caused it.
 
         Args:
             problem: the error.
-            lacked_bytes: what steps need beyond the budget, as a capture has shown; 0 if that is not known.
+            seen_bytes: the limit that would have been enough where memory ran out in this step; 0 if it did nowhere.
+            captured_bytes: the budget that steps need, as a capture says; 0 if it does not say.
         """
-        return None if self._held_to is None else self._held_to.refusal(problem, self.budget_bytes, lacked_bytes)
+        if self._held_to is None:
+            return None
+        return self._held_to.refusal(problem, self.budget_bytes, seen_bytes, captured_bytes)
 
     def no_recomputes(self) -> None:
         """Plan all kinds of steps without recomputes from now on."""

@@ -245,17 +245,18 @@ class RunFigures:
         """Return the error to raise if the device is lost. The device is asked for nothing from then on."""
         return loss_of(self._executor, self._steps_ended)
 
-    def refusal(self, problem: BaseException | None, lacked_bytes: int = 0) -> Infeasible | None:
+    def refusal(self, problem: BaseException | None, seen_bytes: int = 0, captured_bytes: int = 0) -> Infeasible | None:
         """Return what to raise for an error that ends the run, if a hard limit or others on the device caused it.
 
         Args:
             problem: the error; None if there was none.
-            lacked_bytes: what steps need beyond the budget, as a capture has shown; 0 if that is not known.
+            seen_bytes: as for `Learner.refusal`.
+            captured_bytes: likewise.
         """
         if problem is None:
             return None
         of_device = self._executor.residence.refusal(problem, self._learner.budget_bytes, self._place())
-        return of_device or self._learner.refusal(problem, lacked_bytes)
+        return of_device or self._learner.refusal(problem, seen_bytes, captured_bytes)
 
     def _place(self) -> str:
         """Say in words what runs now."""

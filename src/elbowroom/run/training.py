@@ -156,12 +156,12 @@ class TrainingRun(RunFigures, Director, Conductor):
         plan = "which follows its plan" if self._current is not None else "which has no plan yet and swaps all it can"
         return f"in step {self._steps_ended + 1}, {plan}"
 
-    def refusal(self, problem: BaseException | None, lacked_bytes: int = 0) -> Infeasible | None:
+    def refusal(self, problem: BaseException | None, seen_bytes: int = 0, captured_bytes: int = 0) -> Infeasible | None:
         """Return what to raise for an error that ends the run: see RunFigures."""
-        child = self.beforehand
+        child, seen_bytes = self.beforehand, seen_bytes or self._lacked_bytes
         if child is None or problem is None:
-            return super().refusal(problem, lacked_bytes)
-        found = super().refusal(problem, child.lacked_bytes())
+            return super().refusal(problem, seen_bytes, captured_bytes)
+        found = super().refusal(problem, seen_bytes, child.least_bytes())
         return found if found is None or self.device.type == "cpu" else child.with_least(found)
 
     def _known_by_itself(self) -> None:
@@ -388,6 +388,7 @@ class TrainingRun(RunFigures, Director, Conductor):
         self._mismatches = self._optimizer_steps = self._left_beyond = self._lacked_bytes = 0
         self._saved, self._recording, self._void = [], None, False
         self._begin_memory(known, others=others)
+        self._learner.first_begins()
         if known is None or self._records(known):
             self._executor.settle()  # so that the recording has the transfers of this step alone
         self._executor.begin_step()
