@@ -286,10 +286,11 @@ class RamGuard:
             shown_by: what shows that, in words; "" for the run itself.
         """
         limit, more_bytes = self.limit, max(more_bytes, KEPT_BYTES)
+        needed = format_exact_bytes(limit.limit_bytes + more_bytes)
         outcome = "The kernel would have killed the process." if limit.kills else "The system refused it."
         return Infeasible(
             f"memory: {limit.name} allows {format_exact_bytes(limit.limit_bytes)}.\n{why} {outcome}\n"
-            f"Try a limit of at least {format_exact_bytes(limit.limit_bytes + more_bytes)}{shown_by}, or a smaller batch.",
+            f"Try a limit of at least {needed}{shown_by}, or a smaller batch.",
             budget_bytes=budget_bytes,
             least_feasible_bytes=budget_bytes + more_bytes,
         )
