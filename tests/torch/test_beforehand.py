@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import time
+from collections.abc import Callable
 from contextlib import nullcontext
 from dataclasses import replace
 from pathlib import Path
@@ -14,6 +15,7 @@ import torch
 import elbowroom as er
 from elbowroom.capture.script import capture_script
 from elbowroom.capture.steady import as_run
+from elbowroom.run import beforehand
 from elbowroom.run.beforehand import Child, Question, Verdict, verdict_of
 from elbowroom.run.room import run_of
 from elbowroom.step.last_step import last_step
@@ -201,6 +203,27 @@ def test_below_a_limit_steps_that_are_not_alike_have_a_least_too(tmp_path: Path)
     verdict = answered_in_ram(tmp_path, 32 * MIB, measures_first=True, text=UNALIKE)
     assert verdict.why == "its steps are not alike"
     assert 4 * MIB <= verdict.least_feasible_bytes < 32 * MIB
+
+
+def test_parameters_that_are_made_anew_in_each_step_count_once() -> None:
+    # given weights of 4 MiB, in place of which each step makes others, as a teacher of averages does
+    def averages() -> Callable[[], None]:
+        model = torch.nn.Linear(1024, 1024).cuda()
+        optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+
+        def step() -> None:
+            optimizer.zero_grad()
+            model(torch.ones(16, 1024, device="cuda")).square().mean().backward()
+            optimizer.step()
+            model.weight.data = model.weight.data * 0.9
+
+        return step
+
+    trace = er.capture(averages, machine=GPU, steps=3)
+    made = sum(each.size_bytes for each in trace.storages if each.category == "parameter")
+    # then
+    assert made >= 12 * MIB
+    assert "Parameters take 8" in beforehand._of_parameters(trace, 4 * MIB)  # both, as one is made of the other
 
 
 class Answered:

@@ -19,6 +19,8 @@ from torch import Tensor, nn
 
 import elbowroom as er
 from elbowroom.engine.tiers.disk import DiskTier
+from elbowroom.run import account
+from elbowroom.run.kind_totals import Kinds
 from elbowroom.run.room import run_of
 from tests.torch.helpers import (
     MIN_SIZE_BYTES,
@@ -71,6 +73,18 @@ def test_a_job_that_fits_is_left_alone() -> None:
     assert room.plan is not None
     assert room.plan.swaps == ()
     assert "it fits, nothing is moved" in room.summary()
+
+
+def test_a_run_that_found_no_plan_so_far_claims_no_planned_peak() -> None:
+    # given steps that swap, of a kind that explores: its plan was made for no budget
+    _, room = train_within(perceptron, budget=tight_budget(perceptron))
+    run = run_of(room)
+    known = run._last
+    assert known is not None
+    # when
+    lines = account.summary("budget 1.0 MiB", Kinds(), known, room.steps, len(room.steps))
+    # then
+    assert lines[0] == "budget 1.0 MiB, no plan meets it so far, all that may leaves early (5 steps, 0 mismatches)"
 
 
 def was_written(tensors: Sequence[Tensor], written: Written) -> bool:

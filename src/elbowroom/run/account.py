@@ -86,6 +86,9 @@ class StepFigures:
     checked: bool = True
 
 
+NO_PLAN = "no plan meets it so far, all that may leaves early"
+
+
 def of_step(mode: Mode, step_ns: int, counters: Counters, mismatches: int, *, checked: bool) -> StepFigures:
     """Return the figures of a step that has ended."""
     return StepFigures(
@@ -112,12 +115,14 @@ def summary(head: str, kinds: Kinds, known: StepKind, steps: Sequence[StepFigure
         count: how many steps ended.
     """
     last, plan = steps[-1], known.plan
-    head = f"{head}, planned peak {format_bytes(kinds.planned_peak_bytes)}"
+    peak_bytes = kinds.planned_peak_bytes
+    head = f"{head}, planned peak {format_bytes(peak_bytes)}" if peak_bytes else head
     if not any(step.mode == "plan" for step in steps) and not plan.decides:
         fits = "it fits, nothing is moved" if kinds.fit(plan.budget_bytes) else "no plan moves anything"
         unplanned = sum(step.mode == "frugal" for step in steps)
         more = f", of which {unplanned} had no plan" if unplanned else ""
         return [f"{head}: {fits} ({count} steps{more})"]
+    head = head if peak_bytes else f"{head}, {NO_PLAN}"
     found = decided(known.trace, plan)
     rows = [("", "storages", "size"), *((s.what, str(s.storages), format_bytes(s.size_bytes)) for s in found.shares)]
     kept = "  the plan is that of an earlier start of this training (`elbowroom cache`)"

@@ -32,7 +32,7 @@ import threading
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import asdict, dataclass, fields, replace
-from itertools import product
+from itertools import accumulate, product
 from pathlib import Path
 from typing import Any, final
 
@@ -363,7 +363,8 @@ def _planned(verdict: Verdict, trace: Trace, shown: Trace, machine: Machine, que
 
 def _of_parameters(trace: Trace, least_bytes: int) -> str:
     """Return a line on parameters, if they are much of the least budget; "" otherwise."""
-    size_bytes = sum(each.size_bytes for each in trace.storages if each.category == "parameter")
+    of_parameters = (each for each in trace.events if trace.storages[each.storage].category == "parameter")
+    size_bytes = max(accumulate(each.size_bytes for each in of_parameters), default=0)
     return WEIGHTS.format(format_bytes(size_bytes)) if 3 * size_bytes >= least_bytes else ""
 
 
