@@ -73,7 +73,7 @@ class Kinds:
         kind.planned_peak_bytes = followed.planned_bytes
         kind.keep_all_bytes = kind.keep_all_bytes or followed.keep_all_bytes
         if not (followed.moves or followed.in_parts) and not followed.shared:
-            kind.measured_peak_allocated_bytes = max(kind.measured_peak_allocated_bytes, kind.keep_all_bytes)
+            kind.measured_peak_allocated_bytes = max(kind.measured_peak_allocated_bytes, followed.planned_bytes)
 
     @property
     def steps(self) -> int:
