@@ -302,10 +302,11 @@ class RunFigures:
         head = f"elbowroom: {which}budget {format_bytes(self.budget_bytes)}{self._of_margin()}"
         if not self._steps_ended:
             return f"{head}; no training step was seen"
-        reason = self._learner.unplanned_as
+        reason = self._learner.unplanned_as or (figures.DIFFER if self.kinds.differ else "")
         lines = [f"{head}; {self._steps_ended} steps, {f'no plan: {reason}' if reason else 'no plan yet'}"]
         if self._last is not None:
             lines = figures.summary(head, self.kinds, self._last, self.steps, self._steps_ended)
+            lines += figures.unplanned(self.steps, reason)
         shared = [f"  {self._learner.shared}"] if self._learner.shared else []
         energy = figures.energy_lines(self.measured_energy, self.simulated_energy)
         return "\n".join([*lines, *shared, *self._may_move(), *figures.held(self), *energy, *self.kinds.lines()])
