@@ -139,6 +139,13 @@ def unplanned(steps: Sequence[StepFigures], reason: str) -> Iterator[str]:
         yield f"  {count} of the last {len(steps)} steps followed no plan: {reason}"
 
 
+def refused(count: int) -> Iterator[str]:
+    """Yield a line on ops that got no memory, after which the script went on: it has caught their errors."""
+    if count:
+        ops = "1 op" if count == 1 else f"{count} ops"
+        yield f"  MEMORY WAS REFUSED to {ops}, and the script went on: steps in which it was have not trained"
+
+
 def held(records: HeldMemory) -> Iterator[str]:
     """Yield lines on the measured memory, and on bytes beyond the budget."""
     kept, most = records.kinds.keep_all_bytes, records.held_bytes
