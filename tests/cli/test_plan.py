@@ -79,8 +79,9 @@ def test_a_plan_is_made_said_and_written(script: str, capsys: pytest.CaptureFixt
     # given 6 GiB of activations on a GPU of 24 GiB, and 4 GiB allowed
     code = main(["plan", script, "--gpu", "rtx4090", "--budget", "4GiB", "-o", "plan.json", "--trace", "trace.json"])
 
-    out = capsys.readouterr().out
+    out, errors = capsys.readouterr()
     assert code == 0
+    assert "needs its trace" not in errors
     made, trace = Plan.load("plan.json"), Trace.load("trace.json")
     assert (made.trace_id, made.budget_bytes) == (trace.id, 4 * GIB)
     # a layer is 100 ms and a copy of 1 GiB at some 25 GB/s 43 ms: nothing is waited for
@@ -89,6 +90,19 @@ def test_a_plan_is_made_said_and_written(script: str, capsys: pytest.CaptureFixt
     assert "compute busy" in out
     assert "peak reserved" in out
     assert "written: trace.json (trace), plan.json (plan)" in out
+
+
+def test_a_plan_that_is_written_without_its_trace_is_said_to_need_it(
+    script: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    words = ["plan", script, "--gpu", "rtx4090", "--budget", "4GiB"]
+
+    codes = [main([*words, "-o", "plan.json"]), main(words)]
+
+    out, errors = capsys.readouterr()
+    assert codes == [0, 0]
+    assert errors.count("start `elbowroom run --plan plan.json --trace trace.json`") == 1
+    assert out.count("written: plan.json (plan)") == 1
 
 
 def test_a_budget_that_leaves_no_room_outside_the_allocator_is_warned_of(

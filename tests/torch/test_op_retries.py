@@ -5,7 +5,7 @@ from __future__ import annotations
 import random
 import threading
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, nullcontext
 from typing import Any, final
 
 import pytest
@@ -13,6 +13,7 @@ import torch
 from torch import nn
 from torch.utils._python_dispatch import TorchDispatchMode
 
+import elbowroom as er
 from elbowroom.engine.entries import Entry
 from elbowroom.engine.executor import Executor
 from elbowroom.engine.full_device import asked_bytes
@@ -283,3 +284,41 @@ def test_swaps_back_that_find_no_memory_before_they_are_needed_are_put_off(
     assert any(put_off)
     assert_equal(found, expected)
     assert not any(each.mismatches for each in room.steps)
+
+
+def test_errors_that_a_script_catches_and_goes_on_after_are_counted_in_the_summary() -> None:
+    # given a loop that prints what went wrong with a batch, and takes the next one
+    torch.manual_seed(0)
+    net, x = dropping(), torch.linspace(-1, 1, 64 * 16).view(64, 16)
+    optimizer = torch.optim.SGD(net.parameters(), lr=0.1)
+    caught: list[str] = []
+    with er.within(1 << 40) as room:
+        for number in range(4):
+            try:
+                with Refuses("relu", times=1000) if number < 2 else nullcontext():
+                    net(x).square().sum().backward()
+                optimizer.step()
+            except torch.OutOfMemoryError as problem:
+                caught.append(str(problem))
+    # then
+    assert caught == [REFUSED] * 2
+    assert len(room.steps) == 2
+    assert "MEMORY WAS REFUSED to 2 ops, and the script went on" in room.summary()
+
+
+@pytest.mark.parametrize("makes_room", [True, False])
+def test_work_that_finds_room_at_last_is_not_counted_as_refused(makes_room: bool) -> None:
+    errors: Iterator[Exception | None] = iter([torch.OutOfMemoryError(REFUSED), None])
+
+    def work() -> int:
+        if (error := next(errors)) is not None:
+            raise error
+        return 7
+
+    executor = Executor(host_tier(HandStreams()))
+    executor.make_room = lambda _: makes_room
+
+    with nullcontext() if makes_room else pytest.raises(torch.OutOfMemoryError):
+        assert executor.with_room(work) == 7
+
+    assert executor.refused == (0 if makes_room else 1)

@@ -15,14 +15,21 @@ from torch.autograd.graph import disable_saved_tensors_hooks, save_on_cpu, saved
 import elbowroom as er
 from elbowroom.engine.residence import RamResidence, SoFar
 from elbowroom.run.hook_sampling import SURE
+from elbowroom.run.room import run_of
 from elbowroom.run.step_kinds import LEAST_UNCHECKED, details
 from elbowroom.torch_compat.core import top_hooks
 from tests.torch.helpers import (
     MIN_SIZE_BYTES,
+    Setup,
     Training,
+    assert_equal,
+    by_loss,
+    finish,
     mean_square,
     mlp,
+    needs,
     ordinary,
+    seeded,
     train_within,
 )
 from tests.torch.plenty import INPUT, PLENTY, checked, in_plenty, of_rows, with_forward
@@ -201,6 +208,59 @@ def test_a_step_that_differs_in_nothing_that_can_be_told_before_is_seen_when_it_
     assert checked(room)[SEEN : SEEN + 3] == [False, False, True]
     assert room.steps[SEEN + 2].mismatches > 0
     assert "observe" in [step.mode for step in room.steps[SEEN:]]
+
+
+def evaluated_with_gradients(last: int) -> Setup:
+    """Before its last step a training runs its module four times, with gradients and without a backward."""
+    rows = torch.linspace(-1, 1, 512 * 256).view(512, 256)
+
+    def setup() -> Training:
+        model = mlp(256)
+        optimizer = torch.optim.SGD(model.parameters())
+
+        def loss(number: int) -> Tensor:
+            shown = mean_square(model(rows))
+            for _ in range(4 if number == last else 0):
+                shown = mean_square(model(rows))
+            return shown
+
+        return by_loss(loss, model, optimizer)
+
+    return setup
+
+
+@pytest.mark.parametrize("last", [3, SEEN + 2])
+def test_an_evaluation_with_gradients_is_swapped_where_two_forwards_do_not_fit(last: int) -> None:
+    # given: 4 outputs of 512 KiB are saved; keeping them fits, and keeping those of two forwards does not
+    outcome = finish(seeded(evaluated_with_gradients(last)), last + 1)
+    _, keeping_bytes = needs(evaluated_with_gradients(-1))
+    budget_bytes = keeping_bytes + 3 * (512 << 10)
+    # when: the last step is checked, or one without hooks
+    with pytest.warns(RuntimeWarning, match="the rest of the step is swapped whole"):
+        within, room = train_within(evaluated_with_gradients(last), last + 1, budget_bytes)
+    # then: its first forward was kept, and each of the others has left
+    assert_equal(within, outcome)
+    assert {step.mode for step in room.steps[1:]} == {"keep"}
+    assert [step.mismatches for step in room.steps] == [0] * last + [1]
+    assert room.steps[-1].swapped_out_bytes >= 4 * 4 * (512 << 10)
+    assert run_of(room).over_bytes == 0
+
+
+@pytest.mark.parametrize("calls", [1, 3])
+def test_a_training_that_nearly_fills_its_budget_runs_without_hooks(calls: int) -> None:
+    def setup() -> Training:
+        model = mlp(256)
+        optimizer = torch.optim.SGD(model.parameters())
+        return by_loss(lambda _: torch.stack([mean_square(model(each)) for each in rows]).sum(), model, optimizer)
+
+    rows = torch.linspace(-1, 1, calls * 512 * 256).view(calls, 512, 256)
+    _, keeping_bytes = needs(setup)
+
+    _, room = train_within(setup, SEEN + 5, keeping_bytes + (1 << 20))
+
+    # then: a second step was recorded, as it is near to the budget; its module is called as often as in those before
+    assert checked(room) == [True] * (SEEN + 1) + [False] * 4
+    assert sum(step.mismatches for step in room.steps) == 0
 
 
 def test_what_is_saved_before_the_first_call_of_a_module_is_checked() -> None:

@@ -266,6 +266,10 @@ def test_steps_of_new_forms_are_recorded_now_and_then_only_and_carried_out_fruga
     assert sum(step.mismatches for step in room.steps) == 0
     # then nobody says that such a training fits: most steps have no plan
     assert "it fits" not in room.summary()
+    # and the summary says why: 8 are recorded, 12 are not, and then one in four is
+    frugal = modes(room).count("frugal")
+    assert frugal >= 12
+    assert f"{frugal} of the last 24 steps followed no plan: inputs had new sizes in most of them" in room.summary()
 
 
 def test_steps_of_new_forms_are_not_swapped_if_there_is_plenty_of_room() -> None:

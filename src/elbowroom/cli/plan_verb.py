@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import argparse
+import sys
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -36,6 +37,11 @@ DESCRIPTION = (
 )
 CURVES = (".json", ".html", ".txt")
 PAGES = (".html", ".txt")
+NEEDS_TRACE = (
+    "a run that follows {plan} needs its trace too, as the GPU was not there: write it with --trace trace.json, and "
+    "start `elbowroom run --plan {plan} --trace trace.json`"
+)
+"""Said where a plan of a captured script is written without its trace."""
 
 
 def add(verbs: Any) -> None:
@@ -96,6 +102,8 @@ def execute(arguments: argparse.Namespace) -> int:
         curve = _curve(trace, machine, asked, watch) if arguments.pareto and not watch.early else None
     written += _write(subject, curve, arguments)
     _show(script.label, subject, asked.get("min_size"), watch.early, written, as_json=arguments.json)
+    if arguments.out and not (arguments.trace or script.path.endswith(scripts.RECORD)):
+        print(f"elbowroom: {NEEDS_TRACE.format(plan=arguments.out)}", file=sys.stderr)
     return 0
 
 

@@ -59,6 +59,7 @@ class Executor:
 
     Attributes:
         make_room: frees about a size in bytes, if the device has no room for what comes back. Returns whether it did.
+        refused: number of times that some work failed, as nothing more could leave.
     """
 
     def __init__(self, tier: LowerTier, residence: Residence | None = None, device: torch.device = CPU) -> None:
@@ -74,6 +75,7 @@ class Executor:
         self._released: deque[Entry] = deque()
         self._lock = threading.Lock()
         self.make_room: Callable[[int], bool] = no_room
+        self.refused = 0
 
     @property
     def lost(self) -> bool:
@@ -257,7 +259,10 @@ class Executor:
                 return work()
             except RuntimeError as problem:
                 asked_bytes = self.residence.asked_bytes(problem)
-                if asked_bytes is None or not self.make_room(asked_bytes):
+                if asked_bytes is None:
+                    raise
+                if not self.make_room(asked_bytes):
+                    self.refused += 1
                     raise
 
     def _bring_back(self, entry: Entry) -> None:

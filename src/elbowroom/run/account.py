@@ -15,6 +15,9 @@ from elbowroom.step.plan_summary import Decided, decided
 from elbowroom.timeline import Mode
 from elbowroom.units import format_bytes, format_joules, format_ns
 
+DIFFER = "inputs had new sizes in most of them. Inputs of few sizes, such as padded ones, are planned"
+"""Why steps without a plan have none, where `Kinds.differ`."""
+
 
 class HeldMemory(Protocol):
     """The memory figures that a summary needs; `RunFigures` has them."""
@@ -132,6 +135,20 @@ def summary(head: str, kinds: Kinds, known: StepKind, steps: Sequence[StepFigure
         f"  the last step took {format_ns(last.step_ns)}: {', '.join(_in_step(found, last))}",
         *([kept] if known.course.is_kept else []),
     ]
+
+
+def unplanned(steps: Sequence[StepFigures], reason: str) -> Iterator[str]:
+    """Yield a line on the steps that followed no plan and were not recorded either, if there is a reason for it."""
+    count = sum(step.mode == "frugal" for step in steps)
+    if reason and count:
+        yield f"  {count} of the last {len(steps)} steps followed no plan: {reason}"
+
+
+def refused(count: int) -> Iterator[str]:
+    """Yield a line on ops that got no memory, after which the script went on: it has caught their errors."""
+    if count:
+        ops = "1 op" if count == 1 else f"{count} ops"
+        yield f"  MEMORY WAS REFUSED to {ops}, and the script went on: steps in which it was have not trained"
 
 
 def held(records: HeldMemory) -> Iterator[str]:

@@ -17,8 +17,8 @@ from elbowroom.trace import Trace
 from elbowroom.units import format_bytes
 
 ANOTHER = (
-    "it is for another model, batch or shape, or its trace is of a GPU that was not there. Give that trace too, or "
-    "make a plan from a trace of this training"
+    "it is for another model, batch or shape, or its trace is of a GPU that was not there. Give that trace too "
+    "(--trace, trace=; `elbowroom plan --trace FILE` writes it), or make a plan from a trace of this training"
 )
 
 

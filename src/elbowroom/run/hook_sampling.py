@@ -11,6 +11,10 @@ Before a step, its signature and the details of step_kinds.py say that it will b
 whether it was: the nodes of autograd's graph and, on CUDA, the bytes that the allocator was asked for. If it was not,
 the next steps are checked, and observed if they are of a new kind. A step without hooks that needs more memory than
 expected may exceed the budget. This is counted, and a warning says so.
+
+An evaluation with gradients and without a backward is a step that does not end: each forward comes on top of the one
+before. If the budget has no room for a second forward, the calls of the outermost module are counted. If it is called
+more often than in a checked step, the hooks are put back, and what is saved from there on leaves.
 """
 
 from __future__ import annotations
@@ -57,6 +61,7 @@ class Unhooked:
         self._before = SoFar(0, 0)
         self._made: tuple[int, int] | None = None
         self._excess_bytes = 0
+        self._calls = 0
         self.without = False
         self.in_a_row = 0
         self.root: Callable[[], torch.nn.Module | None] = no_module
@@ -76,13 +81,25 @@ class Unhooked:
         self.root = no_module if root is None else weakref.ref(root)
         may = plain and details is not None
         self._known, self._details = known if known is not None and (may or known.shared) else None, details
-        self._made, self._excess_bytes, self.without = None, 0, False
+        self._made, self._excess_bytes, self.without, self._calls = None, 0, False, 1
         if self._known is None:
             return
         seen = self._known.seen
         sure = may and seen.alike >= SURE and seen.unchecked < seen.most_unchecked and seen.details == details
         self.without = sure and self._hooks.take_out()
         self._before, self._node = self._residence.so_far(self._budget_bytes()), next_node_number()
+
+    def called(self, module: torch.nn.Module) -> bool:
+        """Count a call of a module in the step. Returns whether it is one too many for a step without hooks."""
+        if module is not self.root():
+            return False
+        self._calls += 1
+        return self.without and self._known is not None and self._calls > self._known.seen.calls
+
+    def differs(self) -> None:
+        """Put the hooks back: the step is not the expected one, and goes on."""
+        self.without = False
+        self._hooks.put_back()
 
     def mark_end(self) -> None:
         """Put the hooks back: the optimizer has stepped."""
@@ -117,7 +134,7 @@ class Unhooked:
         went_on = seen.alike >= SURE and alike and known is mine and seen.unchecked > 0
         seen.most_unchecked = min(2 * seen.most_unchecked, MOST_UNCHECKED) if went_on else LEAST_UNCHECKED
         seen.alike = 0 if known is not mine else seen.alike + 1 if alike else 1
-        seen.made, seen.details, seen.unchecked = self._made, self._details, 0
+        seen.made, seen.details, seen.unchecked, seen.calls = self._made, self._details, 0, self._calls
         return 0
 
 

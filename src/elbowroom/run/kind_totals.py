@@ -16,6 +16,10 @@ from elbowroom.units import format_bytes
 
 COUNTED_SHARE = 100
 """The budget counts as held up to 1/COUNTED_SHARE beyond it: even a list of losses takes that."""
+NEW_SHARE = 0.5
+"""Share of the steps: if more of them were the only ones of their kind, the training's steps differ."""
+FEW = 4
+"""So few steps do not say whether they differ."""
 SHOWN = 4
 """Most kinds of steps in a summary: the largest ones."""
 
@@ -73,12 +77,18 @@ class Kinds:
         kind.planned_peak_bytes = followed.planned_bytes
         kind.keep_all_bytes = kind.keep_all_bytes or followed.keep_all_bytes
         if not (followed.moves or followed.in_parts) and not followed.shared:
-            kind.measured_peak_allocated_bytes = max(kind.measured_peak_allocated_bytes, kind.keep_all_bytes)
+            kind.measured_peak_allocated_bytes = max(kind.measured_peak_allocated_bytes, followed.planned_bytes)
 
     @property
     def steps(self) -> int:
         """How many steps have ended."""
         return sum(kind.steps for kind in self._by_key.values())
+
+    @property
+    def differ(self) -> bool:
+        """Whether most steps had inputs of sizes that no other step had."""
+        alone = sum(kind.steps == 1 for kind in self)
+        return self.steps > FEW and alone > NEW_SHARE * self.steps
 
     @property
     def keep_all_bytes(self) -> int:

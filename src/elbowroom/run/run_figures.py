@@ -306,15 +306,19 @@ class RunFigures:
         rank = launched_rank()
         which = f"{rank.label}, " if rank.of_many else ""
         head = f"elbowroom: {which}budget {format_bytes(self.budget_bytes)}{self._of_margin()}"
+        refused = figures.refused(self._executor.refused)
         if not self._steps_ended:
-            return f"{head}; no training step was seen"
-        reason = self._learner.unplanned_as
+            return "\n".join((f"{head}; no training step was seen", *refused))
+        reason = self._learner.unplanned_as or (figures.DIFFER if self.kinds.differ else "")
         lines = [f"{head}; {self._steps_ended} steps, {f'no plan: {reason}' if reason else 'no plan yet'}"]
         if self._last is not None:
             lines = figures.summary(head, self.kinds, self._last, self.steps, self._steps_ended)
+            lines += figures.unplanned(self.steps, reason)
         shared = [f"  {self._learner.shared}"] if self._learner.shared else []
         energy = figures.energy_lines(self.measured_energy, self.simulated_energy)
-        return "\n".join([*lines, *shared, *self._may_move(), *figures.held(self), *energy, *self.kinds.lines()])
+        return "\n".join(
+            [*lines, *refused, *shared, *self._may_move(), *figures.held(self), *energy, *self.kinds.lines()]
+        )
 
     def _of_margin(self) -> str:
         """Say how much of the margin that `auto` leaves the plans use."""

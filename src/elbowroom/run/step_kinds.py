@@ -62,6 +62,7 @@ class Seen:
     Attributes:
         details: details of the last checked step, see `details`.
         made: nodes of autograd's graph that it made, and bytes that it asked the allocator for.
+        calls: number of calls of its outermost module, where they are counted; else 1.
         alike: number of checked steps in a row that were equal in these.
         unchecked: number of steps since then that were not checked.
         most_unchecked: number of such steps after which one is checked.
@@ -69,6 +70,7 @@ class Seen:
 
     details: Hashable = None
     made: tuple[int, int] = (0, 0)
+    calls: int = 1
     alike: int = 0
     unchecked: int = 0
     most_unchecked: int = LEAST_UNCHECKED
@@ -147,6 +149,10 @@ class StepKind:
     def moves(self) -> bool:
         """Whether storages leave the device."""
         return bool(self.schedule.swapped or self.schedule.dropped)
+
+    def has_room_for_another(self, limit_bytes: int) -> bool:
+        """Whether what two steps save fits below a limit: an evaluation with gradients may hold two of its forwards."""
+        return self.course.peak_bytes + sum(size_bytes for size_bytes, _ in self.schedule.saved) <= limit_bytes
 
     @property
     def runs_as_ever(self) -> bool:

@@ -303,10 +303,7 @@ class TrainingRun(RunFigures, Director, Conductor):
             if not self._measure_next and self._rest.meets(module, args, keywords):
                 return
             self._wake()
-        if self._optimizer_ran:
-            self._end_step()
-        elif torch.is_grad_enabled() and self._updated():
-            self._ends_unseen()
+        self._meets_call(module)
         if not self._running and not torch.is_grad_enabled():
             self._evaluation_begins()
         if not self._running and torch.is_grad_enabled():
@@ -314,6 +311,17 @@ class TrainingRun(RunFigures, Director, Conductor):
             if may_train(module, (args, keywords), self.device):
                 self._meet(module)
                 self._begin_step(module, signature(module, args, keywords), details(args, keywords))
+
+    def _meets_call(self, module: torch.nn.Module) -> None:
+        """End the step before a call of a module, if it is over; see whether it goes on longer than expected."""
+        if self._optimizer_ran:
+            self._end_step()
+        elif not torch.is_grad_enabled():
+            return
+        elif self._updated():
+            self._ends_unseen()
+        elif self._running and self._unhooked.called(module):
+            self._goes_on()
 
     def _rests(self) -> bool:
         """Whether the run rests, and goes on so in a call of an outermost module."""
@@ -382,7 +390,7 @@ class TrainingRun(RunFigures, Director, Conductor):
         self._states.parameters.step_comes()
         if known is None and self._learner.parameters and alive_of(torch.optim.Optimizer):
             self._states.parameters.leave_files()
-        self._await_updates(root)
+        self._await_calls(root, known)
         others = key != self._key or known is not self._last
         self._running, self._key, self._current, self._makes_room = True, key, known, False
         self._mismatches = self._optimizer_steps = self._left_beyond = self._lacked_bytes = 0
@@ -412,7 +420,7 @@ class TrainingRun(RunFigures, Director, Conductor):
             self._limit.begin(known, self._learner.limit_bytes)
         self._room.begin_step(known)
         self._now_watched()
-        unseen = self._recorder is None and not (self._root_hook.installed or self._room.retries.on)
+        unseen = self._recorder is None and not (self._updates.active or self._in_optimizer or self._room.retries.on)
         plain = unseen and known is not None and known.runs_as_ever and self._learner.met_kinds.only(key)
         self._unhooked.begin(known, details, root, plain=plain)
         self._recomputes.follow()
@@ -482,15 +490,27 @@ class TrainingRun(RunFigures, Director, Conductor):
         """
         self._levels, self._refuses = Levels(self._executor), refuses and self.device.type == "cpu"
 
-    def _await_updates(self, root: torch.nn.Module | None) -> None:
-        """Look at each forward for the end of the step, unless optimizers step as usual."""
+    def _await_calls(self, root: torch.nn.Module | None, known: StepKind | None) -> None:
+        """Look at each forward for the end of the step, or for one that is too many. Else none is looked at."""
         self._hooks.read = False
         if self._updates.active and self._learner.parameters and alive_of(torch.optim.Optimizer):
             self._updates.active = False  # a look at parameters would bring them all back: an optimizer will step
         if self._updates.active:
             self._updates.begin(root, self.device)
-        if not (self._updates.active or self._in_optimizer):
+        if not (self._updates.active or self._in_optimizer or self._is_watched(known)):
             self._root_hook.remove()
+
+    def _is_watched(self, known: StepKind | None) -> bool:
+        """Whether calls of the outermost module are counted: all is kept, and a second forward would not fit."""
+        return known is not None and not (known.moves or known.has_room_for_another(self._learner.limit_bytes))
+
+    def _goes_on(self) -> None:
+        """See a step without hooks go on: its module is called once more, and no optimizer has stepped."""
+        self._unhooked.differs()
+        self._moving(True)
+        self.surprised_by("its module is called once more, as in an evaluation without torch.no_grad()")
+        self._room.surprised()
+        self._now_watched()
 
     def _begin_memory(self, known: StepKind | None, *, others: bool) -> None:
         """Make room for a step.
@@ -581,7 +601,7 @@ class TrainingRun(RunFigures, Director, Conductor):
         """Let the training rest, if its last steps ran without hooks and as expected: see Note: [Rest]."""
         kind, root = self._current, self._unhooked.root()
         unsure = self._optimizer_steps > 1 or self._room.retries.on or self.beforehand is not None
-        if not self._unhooked.without or kind is None or root is None or unsure:
+        if not self._unhooked.without or kind is None or root is None or unsure or self._is_watched(kind):
             return
         self._end_step()
         if self._current is kind and self._unhooked.in_a_row >= BEFORE_REST and kind.seen.alike:
