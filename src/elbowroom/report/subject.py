@@ -16,6 +16,29 @@ from elbowroom.trace import Trace
 KEPT = "everything kept, simulated"
 """Title of the timeline that is never measured; it says so, as readers could take its seconds for measured ones."""
 
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class RecordNames:
+    """What the commands that a report suggests call the script and the files.
+
+    Attributes:
+        script: the script, module or ONNX graph with its options, as in a command line.
+        arguments: the script's own words behind it, as in a command line; "" for none.
+        trace: file of the trace.
+        plan: file of the plan.
+    """
+
+    script: str = "train.py"
+    arguments: str = ""
+    trace: str = "trace.json"
+    plan: str = "plan.json"
+
+    def of(self, command: str, options: str = "") -> str:
+        """Return a command line of `elbowroom` for the script."""
+        after = f" -- {self.arguments}" if self.arguments else ""
+        return f"elbowroom {command} {self.script}{options}{after}"
+
+
 Record = Trace | Machine | Plan | Timeline | Pareto | Estimate
 
 
@@ -29,6 +52,7 @@ class Subject:
         measured: the measured timeline.
         pareto: step times by budget.
         estimate: what the training needs on the machine.
+        names: what the commands that the report suggests call the script and the files.
     """
 
     trace: Trace | None = None
@@ -39,6 +63,7 @@ class Subject:
     measured: Timeline | None = None
     pareto: Pareto | None = None
     estimate: Estimate | None = None
+    names: RecordNames = RecordNames()
 
     @property
     def timelines(self) -> tuple[tuple[str, Timeline], ...]:
