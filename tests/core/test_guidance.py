@@ -155,6 +155,14 @@ def test_commands_name_the_script_and_the_files_that_were_given() -> None:
     ]
 
 
+def test_a_page_names_the_script_where_it_is_known() -> None:
+    subject = subject_of(chain())
+
+    assert "<dt>script</dt>" not in html.page(subject)
+    named = replace(subject, names=RecordNames(script="'my train.py'", arguments="--side 352"))
+    assert "<dt>script</dt><dd>&#x27;my train.py&#x27; --side 352</dd>" in html.page(named)
+
+
 def test_a_script_a_module_a_graph_and_a_trace_have_names_in_commands() -> None:
     options = ("net.onnx", "--batch", "8")
     graph = Script(path="graph_options.py", module="elbowroom.frameworks.onnx.train_graph", arguments=options)

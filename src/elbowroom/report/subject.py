@@ -17,6 +17,10 @@ KEPT = "everything kept, simulated"
 """Title of the timeline that is never measured; it says so, as readers could take its seconds for measured ones."""
 
 
+NO_NAME = "train.py"
+"""Stands in commands for a script whose name is not known."""
+
+
 @dataclass(frozen=True, slots=True, kw_only=True)
 class RecordNames:
     """What the commands that a report suggests call the script and the files.
@@ -28,10 +32,15 @@ class RecordNames:
         plan: file of the plan.
     """
 
-    script: str = "train.py"
+    script: str = NO_NAME
     arguments: str = ""
     trace: str = "trace.json"
     plan: str = "plan.json"
+
+    @property
+    def training(self) -> str:
+        """The script with its arguments; "" if it is not known."""
+        return "" if self.script == NO_NAME else f"{self.script} {self.arguments}".rstrip()
 
     def of(self, command: str, options: str = "") -> str:
         """Return a command line of `elbowroom` for the script."""
