@@ -191,7 +191,8 @@ def rows_of(path):
         if kind in (1, 4):
             record, text = Record.FromString(text), b""
             if record.HasField("history"):
-                yield {item.key or "/".join(item.nested_key): json.loads(item.value_json) for item in record.history.item}
+                items = record.history.item
+                yield {each.key or "/".join(each.nested_key): json.loads(each.value_json) for each in items}
 
 with wandb.init(project="steps", mode="offline", dir=sys.argv[1]) as run:
     train(4, run, after=lambda loss: run.log({"loss": loss}))
