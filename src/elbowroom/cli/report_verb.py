@@ -190,20 +190,24 @@ def _ranks_shown(ranks: tuple[RankTimes, ...], source: Source, arguments: argpar
     """Report the ranks of one job.
 
     Raises:
-        UsageError: a page is asked for.
+        UsageError: a form that ranks do not have.
+        FormatError: the page cannot be written.
     """
+    from elbowroom.report.rank_page import ranks_page
     from elbowroom.report.rank_table import ranks_rendered, waited_for
 
-    if arguments.out:
+    if arguments.out and not arguments.out.endswith(".html"):
         raise UsageError(
-            f"--out: given with {len(ranks)} ranks, which are a table; allowed is it with the records of one rank; "
-            "leave it out, or add --json"
+            f"--out: given {arguments.out!r} with {len(ranks)} ranks; allowed is a name ending in .html; rename it, or "
+            "give the records of one rank"
         )
+    if arguments.out:
+        write_file(arguments.out, ranks_page(ranks, source))
     if arguments.json:
         late = waited_for(ranks)
         answer = RanksAnswer(source=source, waited_for=None if late is None else late.name, ranks=ranks)
         output.write_answer(answer, output.STDOUT)
-    else:
+    elif not arguments.out:
         output.console().print(ranks_rendered(ranks, source))
     return 0
 

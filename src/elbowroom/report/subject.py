@@ -6,7 +6,7 @@ from dataclasses import dataclass, replace
 
 from elbowroom.answers.estimate import Estimate
 from elbowroom.answers.pareto import Pareto
-from elbowroom.errors import UsageError
+from elbowroom.errors import InvalidPlan, UsageError
 from elbowroom.machine import Machine
 from elbowroom.plan import Plan
 from elbowroom.simulate.simulate import simulate
@@ -57,7 +57,7 @@ class Subject:
 
     Attributes:
         kept: simulated timeline with every storage kept; derived if trace and machine are there.
-        simulated: the plan's simulated timeline.
+        simulated: the plan's simulated timeline; derived if trace and machine are there, and no timeline is.
         measured: the measured timeline.
         pareto: step times by budget.
         estimate: what the training needs on the machine.
@@ -100,7 +100,7 @@ def subject_of(*records: Record) -> Subject:
         given[kind] = record
     subject = Subject(**given)  # pyright: ignore[reportArgumentType]
     _check_same_trace(subject)
-    return _with_kept(subject)
+    return _with_kept(_with_simulated(subject))
 
 
 def kind_of(record: object) -> str:
@@ -135,6 +135,23 @@ def _check_same_trace(subject: Subject) -> None:
                 f"report: {named[0][0]} is of trace {named[0][1]}, {what} of trace {trace_id}; allowed are records "
                 "of one trace; report them apart"
             )
+
+
+def _with_simulated(subject: Subject) -> Subject:
+    """Add the timeline of the plan, if trace and machine are there and no timeline is."""
+    trace, machine, plan = subject.trace, subject.machine, subject.plan
+    if (
+        trace is None
+        or machine is None
+        or plan is None
+        or subject.simulated is not None
+        or subject.measured is not None
+    ):
+        return subject
+    try:
+        return replace(subject, simulated=simulate(trace, machine, plan))
+    except InvalidPlan:  # the plan is for another machine: there is no such step
+        return subject
 
 
 def _with_kept(subject: Subject) -> Subject:
