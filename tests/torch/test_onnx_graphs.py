@@ -290,6 +290,35 @@ def test_a_branch_that_values_choose_is_named_with_what_it_holds(tmp_path: Path)
         load(file)
 
 
+def test_a_quantized_network_is_named_as_one(tmp_path: Path) -> None:
+    # given a convolution as quantizers write it: its weight of bytes is scaled as it is read
+    nodes = [
+        helper.make_node("DequantizeLinear", ["w", "scale", "zero"], ["wide"]),
+        helper.make_node("Conv", ["x", "wide", "bias"], ["y"]),
+    ]
+    stored = {
+        "w": np.ones((4, 3, 3, 3), np.int8),
+        "scale": np.array(0.1, np.float32),
+        "zero": np.array(0, np.int8),
+        "bias": numbers(4),
+    }
+    linear = helper.make_node("QLinearConv", ["x", "s", "z", "w", "s", "z", "s", "z"], ["y"])
+    file = graph_file(
+        tmp_path / "linear.onnx",
+        [linear],
+        {"x": (2, 3, 8, 8)},
+        ["y"],
+        {"w": np.ones((4, 3, 3, 3), np.int8), "s": np.array(0.1, np.float32), "z": np.array(0, np.int8)},
+    )
+
+    with pytest.raises(
+        CaptureError, match=r"given a quantized network: QLinearConv \(1\); allowed are weights of floats"
+    ):
+        load(file)
+    with pytest.raises(CaptureError, match=r"given a quantized network: DequantizeLinear \(1\); allowed are"):
+        load(graph_file(tmp_path / "read.onnx", nodes, {"x": (2, 3, 8, 8)}, ["y"], stored))
+
+
 @pytest.mark.parametrize("mode", ["reflect", "edge"])
 @pytest.mark.parametrize(
     ("shape", "pads"),

@@ -55,6 +55,17 @@ SMALL = frozenset({"Add", "Sub", "Mul", "Div", "Pow", "Min", "Max", "Where", "Eq
 """Ops by which one number may be a constant."""
 HUGE = 1e30
 """Numbers beyond it stand for minus infinity in masks."""
+QUANTIZED = (
+    "Quantize",
+    "Dequantize",
+    "DynamicQuantize",
+    "QLinear",
+    "ConvInteger",
+    "MatMulInteger",
+    "QAttention",
+    "QGemm",
+)
+"""How the names of ops of quantized networks begin."""
 SHAPE_OPS = ("Shape", "Size")
 OF_WEIGHTS = frozenset({"Transpose", "Unsqueeze", "Squeeze", "Reshape", "Concat", "Slice", "Split", "Cast"})
 """Ops that exporters apply to weights alone, as to order the gates of an LSTM."""
@@ -262,9 +273,12 @@ class BoundGraph:
         """Return a layer that holds what an unknown op holds at least: its inputs and its results.
 
         Raises:
-            CaptureError: the shape of a result is not known, or there are graphs inside, whose weights train.
+            CaptureError: the shape of a result is not known, or weights that would train are in graphs inside, or are
+                whole numbers.
         """
         call.take(*(place for place, value in enumerate(call.values) if isinstance(value, Tensor)))
+        if node.op.rpartition(".")[2].startswith(QUANTIZED):
+            raise CaptureError(self._unknown())
         if self._inferred is None:
             self._inferred = inferred_shapes(self.graph, self.shapes)
         shapes = [self._inferred.get(name) for name in node.outputs]
@@ -285,6 +299,11 @@ class BoundGraph:
         inside = [body for node in self.graph.nodes for body in bodies(node)]
         if inside:
             ops += _said_of(inside)
+        if any(name.rpartition(".")[2].startswith(QUANTIZED) for name in counts):
+            return (
+                f"{self.graph.path}: given a quantized network: {ops}; allowed are weights of floats, as whole numbers "
+                "do not train; give the network as it was before it was quantized"
+            )
         return (
             f"{self.graph.path}: given ops that are not converted, and whose results or weights are not known: {ops}; "
             "allowed are the ops of docs/onnx.md, and others where the file has the shapes of their results; export it "
