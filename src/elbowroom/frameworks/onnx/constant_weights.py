@@ -16,10 +16,10 @@ from elbowroom.frameworks.onnx.node_call import Notes
 from elbowroom.frameworks.onnx.onnx_graph import VALUES_BYTES, GraphNode, OnnxGraph, Weight
 
 OF_LAYERS: Mapping[str, tuple[int, ...]] = {
-    **dict.fromkeys(("Conv", "ConvTranspose", "Gemm", "BatchNormalization", "InstanceNormalization"), (1, 2)),
+    **dict.fromkeys(("Conv", "ConvTranspose", "Gemm"), (1,)),
     **dict.fromkeys(("LSTM", "GRU", "RNN"), (1, 2)),
 }
-"""Inputs that are weights, by op."""
+"""Inputs that are weights, by op. No norms: torch.onnx writes a GroupNorm with ones and zeros in Constant nodes."""
 
 
 def with_constant_weights(graph: OnnxGraph, *, values: bool, notes: Notes) -> OnnxGraph:
