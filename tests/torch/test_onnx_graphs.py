@@ -212,7 +212,7 @@ def test_weights_that_a_file_has_as_constants_train(tmp_path: Path) -> None:
     nodes = [
         helper.make_node("Conv", ["x", "w"], ["c"]),
         helper.make_node("BatchNormalization", ["c", "s", "b", "m", "v"], ["n"]),
-        constant("half", np.float32(0.5).reshape(())),
+        constant("half", np.array(0.5, np.float32)),
         helper.make_node("Mul", ["n", "half"], ["y"]),
     ]
     stored = graph_file(tmp_path / "stored.onnx", nodes, {"x": (2, 3, 8, 8)}, ["y"], weights)
@@ -252,7 +252,7 @@ def branching(condition: Sequence[onnx.NodeProto]) -> Nodes:
     gemm = helper.make_node("Gemm", ["x", "w"], ["r"])
     then = helper.make_graph([gemm], "then", [], [made], [numpy_helper.from_array(numbers(3, 3), "w")])
     other = helper.make_graph(
-        [constant("two", np.float32(2).reshape(())), helper.make_node("Div", ["x", "two"], ["r"])], "other", [], [made]
+        [constant("two", np.array(2, np.float32)), helper.make_node("Div", ["x", "two"], ["r"])], "other", [], [made]
     )
     chosen = helper.make_node("If", ["chosen"], ["d"], name="choice", then_branch=then, else_branch=other)
     return [*condition, chosen, helper.make_node("Mul", ["d", "scale"], ["y"])]
