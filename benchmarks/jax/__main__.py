@@ -1,6 +1,7 @@
 """python -m benchmarks.jax: estimates of steps of JAX beside XLA's own figures; writes a result file and docs/jax.md.
 
 python -m benchmarks.jax            # about a quarter of an hour; needs jax, flax, equinox, optax and dm-haiku
+python -m benchmarks.jax --only checkpoints    # one group; the others as in the newest result, which is named
 python -m benchmarks.jax --table    # only the page
 """
 
@@ -21,9 +22,14 @@ CASE = "jax"
 PAGE = ROOT / "docs" / "jax.md"
 PACKAGES = ("elbowroom", "jax", "jaxlib", "flax", "equinox", "optax", "dm-haiku")
 NO_LIBRARY = "--xla_cpu_experimental_ynn_fusion_type="
+BARRIERS = "--xla_disable_hlo_passes=cse_barrier_expander"
+"""Keeps the barriers of `jax.checkpoint`. XLA's CPU compiler removes them before it merges equal ops, and so undoes the
+checkpoint. For GPUs it removes them after scheduling (xla/service/gpu/gpu_compiler.cc, "post-scheduling-passes").
+"""
 FLAGS = {
     "models": "",
     "fused": NO_LIBRARY,
+    "checkpoints": f"{NO_LIBRARY} {BARRIERS}",
     "sharded": f"--xla_force_host_platform_device_count=8 {NO_LIBRARY}",
     "policies": NO_LIBRARY,
 }
@@ -33,18 +39,41 @@ FLAGS = {
 def main() -> None:
     options = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     options.add_argument("--table", action="store_true", help="only the page")
+    options.add_argument("--only", choices=FLAGS, help="measure one group")
     options.add_argument("--group", choices=FLAGS, help="print the rows of one group")
     chosen = options.parse_args()
     if chosen.group:
         print(json.dumps(rows(chosen.group)))
         return
     if not chosen.table:
-        found = {group: _in_process(group, flags) for group, flags in FLAGS.items()}
-        versions = {name: metadata.version(name) for name in PACKAGES}
-        write_result(result_path(RESULTS, CASE), {"case": CASE, "commit": commit(), "versions": versions, **found})
+        write_result(result_path(RESULTS, CASE), _measured(chosen.only))
     result = newest_results(RESULTS)[CASE]
-    for name, table in (("models", models_table), ("sharded", sharded_table), ("policies", policies_table)):
+    tables = (
+        ("models", models_table),
+        ("checkpoints", checkpoints_table),
+        ("sharded", sharded_table),
+        ("policies", policies_table),
+    )
+    for name, table in tables:
         write_between(PAGE, f"<!-- table: {name} -->", f"<!-- end of table: {name} -->", table(result))
+
+
+def _measured(only: str | None) -> dict[str, Any]:
+    """Measure all groups, or one; then the others are those of the newest result, with its commit and versions.
+
+    Raises:
+        SystemExit: the newest result is of other versions.
+    """
+    versions = {name: metadata.version(name) for name in PACKAGES}
+    made = {"case": CASE, "commit": commit(), "versions": versions}
+    if only is None:
+        return made | {group: _in_process(group, flags) for group, flags in FLAGS.items()}
+    before = newest_results(RESULTS)[CASE]
+    if before["versions"] != versions:
+        raise SystemExit(f"--only: given with {versions}, and the newest result has {before['versions']}; measure all")
+    groups = {group: before[group] for group in FLAGS if group in before}
+    others = {"commit": before["commit"], "groups": sorted(groups.keys() - {only})}
+    return made | groups | {"before": others, only: _in_process(only, FLAGS[only])}
 
 
 def _in_process(group: str, flags: str) -> list[dict[str, Any]]:
@@ -64,6 +93,8 @@ def rows(group: str) -> list[dict[str, Any]]:
         from benchmarks.jax.sharded import SHARDED as CASES
     else:
         from benchmarks.jax.models import CASES
+    if group == "checkpoints":
+        CASES = {name: make for name, make in CASES.items() if "remat" in name}
     return [_row(name, make()) for name, make in CASES.items()]
 
 
@@ -85,6 +116,15 @@ def models_table(result: dict[str, Any]) -> str:
         for each in (row, fused):
             cells += [format_bytes(each["xla_bytes"]), f"{row['estimate_bytes'] / each['xla_bytes']:.2f}"]
         lines.append(f"| {' | '.join(cells)} |")
+    return "\n".join([*lines, "", _source(result)])
+
+
+def checkpoints_table(result: dict[str, Any]) -> str:
+    """The steps with checkpoints as Markdown, where the compiler keeps their barriers."""
+    lines = ["| step | estimate | XLA, fused, barriers kept | estimate / XLA |", f"|{'---|' * 4}"]
+    for row in result["checkpoints"]:
+        sizes = [format_bytes(row["estimate_bytes"]), format_bytes(row["xla_bytes"])]
+        lines.append(f"| {row['name']} | {' | '.join(sizes)} | {row['estimate_bytes'] / row['xla_bytes']:.2f} |")
     return "\n".join([*lines, "", _source(result)])
 
 

@@ -11,7 +11,7 @@ from typing import Any
 import pytest
 
 from elbowroom.allocator.settings import VARIABLES
-from elbowroom.cli import main
+from elbowroom.cli import captures_ahead, main
 from elbowroom.cli.study_verb import LADDER
 from elbowroom.errors import CaptureError
 from elbowroom.machine import Machine
@@ -53,6 +53,7 @@ class Captured:
 @pytest.fixture
 def captured(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Callable[[Callable[[int], int]], Captured]:
     monkeypatch.chdir(tmp_path)
+    monkeypatch.setattr(captures_ahead, "most_here", lambda: 1)  # one after the other, in the order that is asked for
     for name in ("ELBOWROOM_GPU", *VARIABLES):
         monkeypatch.delenv(name, raising=False)
     (tmp_path / "train.py").write_text("batch_size = 8\nimage_size = 64\n")

@@ -243,6 +243,14 @@ HOSTILE: dict[str, tuple[bytes, str]] = {
         plan_with(swaps=0).replace(b'"swaps": 0', b'"swaps":' + b"[" * 400 + b"]" * 400),
         r"swaps: given \[\[\[",
     ),
+    "an answer": (
+        b'{"schema": "elbowroom.answer.machine", "version": 1}',
+        r"given the answer of `elbowroom machine --json`; allowed is a record: .*; write one with -o \(two answers",
+    ),
+    "an answer of a failure": (
+        b'{"schema": "elbowroom.answer.error"}',
+        r"given the answer of a command that failed; allowed is a record: .*; write one with -o \(two answers",
+    ),
     "no magic": (b"{}", r"magic: there is none; allowed is 'elbowroom.plan'; check that this is the file you meant"),
     "magic of another record": (files.encode(TRACE), r"magic: given 'elbowroom.trace'; allowed is 'elbowroom.plan'"),
     "magic of another type": (plan_with(magic=[1]), r"magic: given \[1\]"),

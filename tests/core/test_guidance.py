@@ -9,8 +9,9 @@ import pytest
 
 from elbowroom.answers.pareto import Pareto, Point
 from elbowroom.cli import parser_of_all
+from elbowroom.cli.scripts import Script
 from elbowroom.machine import Machine
-from elbowroom.report import Record, html, subject_of
+from elbowroom.report import Record, RecordNames, html, subject_of
 from elbowroom.report.guidance import budget_sentences, fit_of, next_steps
 from elbowroom.simulate.simulate import simulate
 from tests.core.report_case import DISK, MIB, chain, measured, swapping
@@ -133,6 +134,49 @@ def test_each_command_is_one_that_elbowroom_reads(records: tuple[Record, ...]) -
         name, *words = shlex.split(step.command)
         assert name == "elbowroom"
         assert parser_of_all().parse_args(words).execute
+
+
+def test_commands_name_the_script_and_the_files_that_were_given() -> None:
+    trace, gpu = replace(chain(), device="cuda:0"), Machine.of("rtx4090")
+    plan = replace(swapping(chain()), trace_id=trace.id)
+    names = RecordNames(script="'my train.py'", arguments="--side 352", trace="t.json", plan="p.json")
+
+    def commands(*records: Record) -> list[str]:
+        return [each.command for each in next_steps(replace(subject_of(*records), names=names))]
+
+    half = f"{simulate(trace, gpu).peak_reserved_bytes // 2**21}MiB"
+    assert commands(trace, gpu) == [
+        "elbowroom largest 'my train.py' --vary batch_size=1..4096 --gpu rtx4090 -- --side 352",
+        f"elbowroom plan 'my train.py' --gpu rtx4090 --budget {half} -- --side 352",
+    ]
+    assert commands(trace, gpu, plan)[:2] == [
+        "elbowroom run --plan p.json 'my train.py' --side 352",
+        "elbowroom plan t.json --gpu rtx4090 --pareto curve.html",
+    ]
+
+
+def test_a_page_names_the_script_where_it_is_known() -> None:
+    subject = subject_of(chain())
+
+    assert "<dt>script</dt>" not in html.page(subject)
+    named = replace(subject, names=RecordNames(script="'my train.py'", arguments="--side 352"))
+    assert "<dt>script</dt><dd>&#x27;my train.py&#x27; --side 352</dd>" in html.page(named)
+
+
+def test_a_script_a_module_a_graph_and_a_trace_have_names_in_commands() -> None:
+    options = ("net.onnx", "--batch", "8")
+    graph = Script(path="graph_options.py", module="elbowroom.frameworks.onnx.train_graph", arguments=options)
+
+    assert Script(path="a b.py", arguments=("--x", "1 2")).names() == RecordNames(
+        script="'a b.py'", arguments="--x '1 2'"
+    )
+    assert Script(path="pkg/job.py", module="pkg.job").names(plan="p.json") == RecordNames(
+        script="-m pkg.job", plan="p.json"
+    )
+    assert replace(graph, graph="net.onnx").names(trace="t.json") == RecordNames(
+        script="net.onnx --batch 8", trace="t.json"
+    )
+    assert Script(path="t 1.json").names() == RecordNames(trace="'t 1.json'")
 
 
 def test_a_step_that_waits_is_offered_the_next_larger_budget_of_the_curve() -> None:

@@ -127,3 +127,19 @@ def test_metrics_are_in_the_text_format_of_prometheus() -> None:
     counters = re.findall(r"^# TYPE (\S+) counter$", text, re.MULTILINE)
     assert counters
     assert all(name.endswith("_total") for name in counters)
+
+
+def test_the_client_of_prometheus_reads_the_metrics() -> None:
+    reason = "prometheus_client is not installed: the form of the text is tested above"
+    parser = pytest.importorskip("prometheus_client.parser", reason=reason)
+    text = metrics(sampler_of(moment(device='a"b\\c')).figures.as_json())
+
+    families = {each.name: each for each in parser.text_string_to_metric_families(text)}
+
+    # given the figures of the test above
+    assert families["elbowroom_stall_seconds"].type == "counter"
+    (stalled,) = families["elbowroom_stall_seconds"].samples
+    assert (stalled.name, stalled.value) == ("elbowroom_stall_seconds_total", 0.04)
+    (held,) = families["elbowroom_device_bytes"].samples
+    assert (held.labels, held.value) == ({"device": 'a"b\\c'}, 20 * 2**20)
+    assert all(each.documentation for each in families.values())

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import json
+import re
+from html import escape
 from pathlib import Path
 from typing import Any
 
@@ -73,8 +75,24 @@ def test_report_takes_the_timelines_of_ranks(tmp_path: Path, capsys: pytest.Capt
 
     assert main(["report", *files]) == 0
     assert "3 ranks, simulated: the others wait for" in " ".join(capsys.readouterr().out.split())
-    assert main(["report", *files, "-o", str(tmp_path / "page.html")]) == 2
-    assert "--out: given with 3 ranks, which are a table" in capsys.readouterr().err
+    assert main(["report", *files, "-o", str(tmp_path / "ranks.txt")]) == 2
+    assert "with 3 ranks; allowed is a name ending in .html" in capsys.readouterr().err
+
+
+def test_ranks_have_a_page_that_says_who_is_waited_for(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    files = [str(tmp_path / f"{name}.json") for name in ("a", "b<i>", "c")]
+    for path, line in zip(files, (rank(60, 40), rank(95, 5), rank(50, 50)), strict=True):
+        line.save(path)
+
+    assert main(["report", *files, "-o", str(tmp_path / "page.html")]) == 0
+
+    page = (tmp_path / "page.html").read_text("utf-8")
+    assert capsys.readouterr().out == ""
+    assert f"the others wait for {escape(files[1])}, which waits 5.0 ms of its step and they up to 50.0 ms." in page
+    assert "b<i>" not in page
+    assert page.count("Time that a rank waits for the others, of a step") > 0
+    cells = re.findall(r'<tr><th scope="row">([^<]*)</th><td>([^<]*)</td><td>([^<]*)</td>', page)
+    assert cells == [(escape(files[n]), "1.00 GiB", "100.0 ms") for n in (1, 0, 2)]  # who waits least comes first
 
 
 def run_of(stalls_ms: tuple[int, ...]) -> dict[str, Any]:

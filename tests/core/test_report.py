@@ -181,6 +181,21 @@ def test_thinning_keeps_the_ends_and_the_peak() -> None:
     assert times[thinned.argmax()] == 54_321
 
 
+def test_a_plan_with_its_trace_and_machine_is_simulated(tmp_path: Path) -> None:
+    trace, plan = chain(), swapping(chain())
+
+    subject = subject_of(trace, DISK, plan)
+    report(trace, DISK, plan, out=tmp_path / "step.trace.json")
+
+    assert subject.simulated == simulate(trace, DISK, plan)
+    counters = {each["name"] for each in json.loads((tmp_path / "step.trace.json").read_text("utf-8"))["traceEvents"]}
+    assert {"device allocated", "disk allocated", "device budget"} <= counters
+    # given a measured step, nothing is derived, and given another machine, no step of the plan is there
+    assert subject_of(trace, DISK, plan, measured(trace, plan)).simulated is None
+    alone = replace(DISK, tiers=DISK.tiers[:1], links=())
+    assert subject_of(trace, alone, plan).simulated is None
+
+
 def test_the_chrome_trace_has_a_process_per_timeline_and_microseconds(tmp_path: Path) -> None:
     report(*everything(), out=tmp_path / "step.trace.json")
 

@@ -13,6 +13,7 @@ import pytest
 
 from elbowroom.machine import Machine
 from elbowroom.report import Record, html, report, subject_of
+from elbowroom.report.peak_section import ROWS_PRINTED
 from tests.core.report_case import chain
 from tests.core.test_guidance import curve
 from tests.core.test_report import everything
@@ -233,6 +234,25 @@ def test_print_opens_every_table(tmp_path: Path) -> None:
     assert isinstance(found, list)
     assert len(found) == 4  # categories, two trees, lanes
     assert min(found) > 50
+
+
+@in_browser
+def test_print_has_the_largest_modules_and_says_how_many_are_left_out(tmp_path: Path) -> None:
+    # given a layer in a module of its own each, 60 of them: all and 60 modules with an activation each, and others
+    trace = chain(layers=60)
+    ops = tuple(replace(op, module=f"net.{number % 60}") for number, op in enumerate(trace.ops))
+    of_print = page_with(replace(trace, ops=ops)).replace("@media print", "@media screen")
+    rows = "[...document.querySelector('.modules tbody').rows]"
+    shown = f"{rows}.filter((row) => getComputedStyle(row).display !== 'none').length"
+    said = "getComputedStyle(document.querySelector('.on-paper')).display"
+    text = "document.querySelector('.on-paper').textContent"
+
+    found = seen(tmp_path, of_print, f"[{rows}.length, {shown}, {said}, {text}]", 800)
+
+    assert isinstance(found, list)
+    assert found[1] == ROWS_PRINTED
+    assert found[2] == "block"
+    assert found[3] == f"{found[0] - ROWS_PRINTED} more rows are on the page itself."
 
 
 @in_browser

@@ -100,6 +100,23 @@ def test_a_study_of_rising_values_ends_where_no_plan_is_found() -> None:
     assert [point.outcome for point in looked_at(cases, SWAPS, Watch(), stops=True)] == ["planned", "no plan"]
 
 
+def test_captures_that_will_be_needed_begin_before_they_are_asked_for() -> None:
+    # given five cases, of which the second is the first that is short of memory
+    begun: list[tuple[int, bool]] = []
+
+    def noting(value: int, pieces: float) -> StudyCase:
+        return replace(case(value, device(pieces)), begin=lambda planned: begun.append((value, planned)))
+
+    rooms = {9: 9, 4: 3.5, 3: 3, 2: 3, 1: 3}
+    points = looked_at([noting(value, pieces) for value, pieces in rooms.items()], SWAPS, Watch())
+
+    # then each case is begun with the two after it, and for a plan from where one was needed
+    first = list(dict.fromkeys(begun))
+    assert [point.outcome for point in points] == ["kept", *["planned"] * 4]
+    assert first[:4] == [(9, False), (4, False), (3, False), (2, False)]
+    assert [value for value, planned in first if planned] == [4, 3, 2, 1]
+
+
 def test_a_case_that_fails_is_a_point_with_the_reason_unless_it_is_the_first() -> None:
     points = looked_at([case(1, device(9)), failing(9)], SWAPS, Watch())
     assert (points[1].outcome, points[1].problem, points[1].needed_bytes) == (

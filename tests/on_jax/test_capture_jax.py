@@ -2,6 +2,10 @@
 
 from __future__ import annotations
 
+import json
+import os
+import subprocess
+import sys
 from typing import Any
 
 import pytest
@@ -11,6 +15,7 @@ jax = pytest.importorskip("jax", reason="needs the extra jax: make test-jax")
 import jax.numpy as jnp  # noqa: E402  # pyright: ignore[reportMissingImports]
 
 import elbowroom as er  # noqa: E402
+from benchmarks.jax.__main__ import FLAGS  # noqa: E402
 from benchmarks.jax.models import CASES  # noqa: E402
 from benchmarks.jax.policies import case_with, loss_with, xla_bytes  # noqa: E402
 from benchmarks.jax.sharded import SHARDED  # noqa: E402
@@ -110,3 +115,15 @@ def test_a_step_that_jax_cannot_trace_is_an_error_with_its_reason() -> None:
         er.capture_jax(jax.jit(lambda x: x if x > 0 else -x), jnp.ones(()))
     with pytest.raises(er.UsageError, match="allowed is a function, jitted or not"):
         er.capture_jax(3)  # pyright: ignore[reportArgumentType]
+
+
+def test_steps_with_checkpoints_are_below_their_bounds_where_the_compiler_keeps_the_barriers() -> None:
+    # given XLA's CPU compiler without the pass that undoes checkpoints; its flags count for a process
+    surroundings = {**os.environ, "XLA_FLAGS": FLAGS["checkpoints"]}
+    command = [sys.executable, "-m", "benchmarks.jax", "--group", "checkpoints"]
+    done = subprocess.run(command, env=surroundings, stdout=subprocess.PIPE, text=True, check=True, timeout=600)
+
+    found = {row["name"]: row for row in json.loads(done.stdout.splitlines()[-1])}
+
+    assert set(found) == {"GPT by scan with remat, Flax", "transformer with dropout and remat, Haiku"}
+    assert all(row["xla_bytes"] <= row["estimate_bytes"] <= 1.5 * row["xla_bytes"] for row in found.values())

@@ -51,6 +51,15 @@ def inputs_of(path: str, *arguments: str, **how: object) -> set[int]:
     return {each for each in rows if 0 < each < weight // 4096 and each != 1}
 
 
+def test_whoever_waits_for_a_capture_may_end_it(tmp_path: Path) -> None:
+    def given_up() -> None:
+        raise CaptureError("given up")
+
+    endless = script(tmp_path, "import time\nwhile True:\n    time.sleep(1)\n")
+    with pytest.raises(CaptureError, match="given up"):
+        capture_script(endless, machine=A100, on_wait=given_up)
+
+
 def test_a_script_is_captured_until_its_steps_are_done(tmp_path: Path) -> None:
     seen: list[int] = []
     trace = capture_script(script(tmp_path, TRAINING), machine=A100, steps=3, on_step=seen.append)

@@ -10,7 +10,7 @@ import numpy as np
 import onnx
 import pytest
 import torch
-from onnx import helper
+from onnx import helper, numpy_helper
 from onnx.reference import ReferenceEvaluator
 from torch import nn
 
@@ -198,8 +198,149 @@ def test_an_unknown_op_with_a_known_shape_holds_at_least_its_results(tmp_path: P
 
 
 def test_unknown_ops_without_a_shape_are_all_named(tmp_path: Path) -> None:
-    with pytest.raises(CaptureError, match=r"results of unknown shape: com\.example\.FusedThing \(1\); allowed are"):
+    with pytest.raises(CaptureError, match=r"are not known: com\.example\.FusedThing \(1\); allowed are"):
         load(held(UNKNOWN, tmp_path, shaped=False), batch=2)
+
+
+def constant(name: str, array: np.ndarray) -> onnx.NodeProto:
+    return helper.make_node("Constant", [], [name], value=numpy_helper.from_array(array))
+
+
+def test_weights_that_a_file_has_as_constants_train(tmp_path: Path) -> None:
+    # given a convolution and a norm whose weights are Constant nodes, as paddle2onnx writes them, and a scale of 0.5
+    weights = {"w": numbers(4, 3, 3, 3), "s": numbers(4), "b": numbers(4), "m": numbers(4), "v": np.abs(numbers(4))}
+    nodes = [
+        helper.make_node("Conv", ["x", "w"], ["c"]),
+        helper.make_node("BatchNormalization", ["c", "s", "b", "m", "v"], ["n"]),
+        constant("half", np.array(0.5, np.float32)),
+        helper.make_node("Mul", ["n", "half"], ["y"]),
+    ]
+    stored = graph_file(tmp_path / "stored.onnx", nodes, {"x": (2, 3, 8, 8)}, ["y"], weights)
+    held = [*(constant(name, array) for name, array in weights.items()), *nodes]
+    file = graph_file(tmp_path / "held.onnx", held, {"x": (2, 3, 8, 8)}, ["y"])
+
+    said: list[str] = []
+    model = load(file, notes=lambda _, text: said.append(text))
+
+    shapes = [tuple(each.shape) for each in model.parameters()]
+    assert shapes == [tuple(each.shape) for each in load(stored).parameters()] == [(4, 3, 3, 3), (4,), (4,)]
+    assert said == ["5 arrays that the file has as constants are weights, as its layers take them"]
+    assert differs(model, file) < 1e-5
+
+
+def test_weights_that_a_file_makes_of_their_shapes_train(tmp_path: Path) -> None:
+    # given the form of the light networks of ONNX's tests: 0.5 in each place of [5, 3], and zeros
+    half = numpy_helper.from_array(np.array([0.5], np.float32))
+    nodes = [
+        helper.make_node("ConstantOfShape", ["shape"], ["w"], value=half),
+        helper.make_node("ConstantOfShape", ["length"], ["b"]),
+        helper.make_node("Gemm", ["x", "w", "b"], ["y"], transB=1),
+    ]
+    shapes = {"shape": np.array([5, 3]), "length": np.array([5])}
+    file = graph_file(tmp_path / "light.onnx", nodes, {"x": (2, 3)}, ["y"], shapes)
+
+    model = load(file)
+
+    assert [tuple(each.shape) for each in model.parameters()] == [(5, 3), (5,)]
+    assert differs(model, file) < 1e-6
+    assert [tuple(each.shape) for each in load(file, values=False).parameters()] == [(5, 3), (5,)]
+
+
+def branching(condition: Sequence[onnx.NodeProto]) -> Nodes:
+    """An If: a Gemm whose weight is stored in the branch, or the input halved; both are named alike."""
+    made = helper.make_tensor_value_info("r", onnx.TensorProto.FLOAT, None)
+    gemm = helper.make_node("Gemm", ["x", "w"], ["r"])
+    then = helper.make_graph([gemm], "then", [], [made], [numpy_helper.from_array(numbers(3, 3), "w")])
+    other = helper.make_graph(
+        [constant("two", np.array(2, np.float32)), helper.make_node("Div", ["x", "two"], ["r"])], "other", [], [made]
+    )
+    chosen = helper.make_node("If", ["chosen"], ["d"], name="choice", then_branch=then, else_branch=other)
+    return [*condition, chosen, helper.make_node("Mul", ["d", "scale"], ["y"])]
+
+
+@pytest.mark.parametrize(("batch", "weights"), [(2, [(3, 3), (3,)]), (4, [(3,)])])
+def test_a_branch_that_is_chosen_by_shapes_takes_the_place_of_the_if(
+    batch: int, weights: list[tuple[int, ...]], tmp_path: Path
+) -> None:
+    # given a branch with a weight for a batch of 2
+    condition = [
+        helper.make_node("Shape", ["x"], ["s"], start=0, end=1),
+        helper.make_node("Squeeze", ["s"], ["n"]),
+        helper.make_node("Equal", ["n", "two_samples"], ["chosen"]),
+    ]
+    stored = {"two_samples": np.array(2), "scale": numbers(3)}
+    file = graph_file(tmp_path / "if.onnx", branching(condition), {"x": ("batch", 3)}, ["y"], stored)
+
+    model = load(file, batch=batch)
+
+    assert [tuple(each.shape) for each in model.parameters()] == weights
+    assert differs(model, file) < 1e-6
+
+
+def test_a_branch_that_values_choose_is_named_with_what_it_holds(tmp_path: Path) -> None:
+    condition = [
+        helper.make_node("ReduceMax", ["x"], ["most"], keepdims=0),
+        helper.make_node("Greater", ["most", "zero"], ["chosen"]),
+    ]
+    stored = {"zero": np.array(0, np.float32), "scale": numbers(3)}
+    file = graph_file(tmp_path / "if.onnx", branching(condition), {"x": ("batch", 3)}, ["y"], stored)
+
+    # a weight of 9 floats and a constant of one; a Gemm in one branch, a constant and a Div in the other
+    with pytest.raises(CaptureError, match=r"If \(1\) \(what runs inside .* values: 3 ops, with arrays of 40 B\)"):
+        load(file)
+
+
+def test_a_quantized_network_is_named_as_one(tmp_path: Path) -> None:
+    # given a convolution as quantizers write it: its weight of bytes is scaled as it is read
+    nodes = [
+        helper.make_node("DequantizeLinear", ["w", "scale", "zero"], ["wide"]),
+        helper.make_node("Conv", ["x", "wide", "bias"], ["y"]),
+    ]
+    stored = {
+        "w": np.ones((4, 3, 3, 3), np.int8),
+        "scale": np.array(0.1, np.float32),
+        "zero": np.array(0, np.int8),
+        "bias": numbers(4),
+    }
+    linear = helper.make_node("QLinearConv", ["x", "s", "z", "w", "s", "z", "s", "z"], ["y"])
+    file = graph_file(
+        tmp_path / "linear.onnx",
+        [linear],
+        {"x": (2, 3, 8, 8)},
+        ["y"],
+        {"w": np.ones((4, 3, 3, 3), np.int8), "s": np.array(0.1, np.float32), "z": np.array(0, np.int8)},
+    )
+
+    with pytest.raises(
+        CaptureError, match=r"given a quantized network: QLinearConv \(1\); allowed are weights of floats"
+    ):
+        load(file)
+    with pytest.raises(CaptureError, match=r"given a quantized network: DequantizeLinear \(1\); allowed are"):
+        load(graph_file(tmp_path / "read.onnx", nodes, {"x": (2, 3, 8, 8)}, ["y"], stored))
+
+
+@pytest.mark.parametrize("mode", ["reflect", "edge"])
+@pytest.mark.parametrize(
+    ("shape", "pads"),
+    [
+        ((2, 6), (0, 1, 0, 2)),
+        ((2, 3, 6), (0, 0, 1, 0, 0, 2)),
+        ((2, 4, 6), (0, 1, 1, 0, 2, 2)),
+        ((2, 3, 4, 6), (0, 0, 1, 2, 0, 0, 2, 1)),
+        ((2, 3, 4, 6), (0, 0, 0, 2, 0, 0, 0, 1)),
+    ],
+)
+def test_pads_by_what_is_there_have_any_number_of_dimensions(
+    mode: str, shape: tuple[int, ...], pads: tuple[int, ...], tmp_path: Path
+) -> None:
+    nodes = [
+        helper.make_node("Mul", ["x", "scale"], ["m"]),
+        helper.make_node("Pad", ["m", "pads"], ["y"], mode=mode),
+    ]
+    stored = {"pads": np.array(pads), "scale": numbers(shape[-1])}
+    file = graph_file(tmp_path / "pad.onnx", nodes, {"x": shape}, ["y"], stored)
+
+    assert differs(load(file), file) < 1e-6
 
 
 def test_free_dimensions_without_a_size_are_named(tmp_path: Path) -> None:

@@ -2,6 +2,12 @@
 
 from __future__ import annotations
 
+import json
+import os
+import subprocess
+import sys
+from importlib.util import find_spec
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -163,3 +169,49 @@ def test_tensorboard_reads_the_figures_back(tmp_path: Any) -> None:
     assert set(found.Tags()["scalars"]) == NAMES
     assert [event.step for event in found.Scalars("elbowroom/budget_bytes")] == [1, 2, 3, 4]
     assert {event.value for event in found.Scalars("elbowroom/budget_bytes")} == {14 * 2**20}
+
+
+WANDB_RUN = """
+import json, struct, sys
+from pathlib import Path
+
+import wandb
+from wandb.proto.wandb_internal_pb2 import Record
+
+from tests.torch.test_step_loggers import train
+
+def rows_of(path):
+    data, at, text = path.read_bytes(), 7, b""  # a log of LevelDB: 32 KiB blocks of (checksum, length, kind, text)
+    while at + 7 < len(data):
+        if 32768 - at % 32768 < 7:
+            at += 32768 - at % 32768
+        _, length, kind = struct.unpack_from("<IHB", data, at)
+        text += data[at + 7:at + 7 + length]
+        at += 7 + length
+        if kind in (1, 4):
+            record, text = Record.FromString(text), b""
+            if record.HasField("history"):
+                items = record.history.item
+                yield {each.key or "/".join(each.nested_key): json.loads(each.value_json) for each in items}
+
+with wandb.init(project="steps", mode="offline", dir=sys.argv[1]) as run:
+    train(4, run, after=lambda loss: run.log({"loss": loss}))
+(log,) = Path(sys.argv[1]).glob("wandb/offline-run-*/*.wandb")
+print("ROWS", json.dumps(list(rows_of(log))))
+"""
+
+
+def test_weights_and_biases_has_each_step_in_the_rows_of_the_training(tmp_path: Path) -> None:
+    if find_spec("wandb") is None:
+        pytest.skip("Weights & Biases is not installed: the protocol of its run is tested above")
+    command = [sys.executable, "-c", WANDB_RUN, str(tmp_path)]
+    surroundings = {**os.environ, "WANDB_SILENT": "true", "WANDB_CONFIG_DIR": str(tmp_path), "HOME": str(tmp_path)}
+    done = subprocess.run(command, capture_output=True, text=True, check=False, env=surroundings, timeout=300)
+    assert done.returncode == 0, done.stderr[-2000:]
+
+    rows = json.loads(done.stdout.split("ROWS ")[1].splitlines()[0])
+
+    # a step ends when the next one begins, so its figures are in the next row; the last one's are in a row of their own
+    assert [row.get("elbowroom/step") for row in rows] == [None, 1, 2, 3, 4]
+    assert ["loss" in row for row in rows] == [True] * 4 + [False]
+    assert all(set(row) >= NAMES for row in rows[1:])

@@ -15,7 +15,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 from fractions import Fraction
 
-from elbowroom.answers.study_points import PlanEffort, StudyCase
+from elbowroom.answers.study_points import AHEAD, PlanEffort, StudyCase
 from elbowroom.errors import Infeasible
 from elbowroom.planners import asking, requested
 from elbowroom.planners.ask import Asking
@@ -130,9 +130,11 @@ def studied_links(
         CaptureError: the script could not be captured.
     """
     found: list[StudiedLink] = []
-    for case in cases:
+    for index, case in enumerate(cases):
         try:
             watch.left_s()
+            for each in cases[index : index + AHEAD]:
+                each.begin(True)
             found.append(_studied(case, effort, watch, budget_bytes, slowdown))
         except ENDS as problem:
             if not found:

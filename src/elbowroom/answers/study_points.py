@@ -29,6 +29,8 @@ from elbowroom.units import Budget
 from elbowroom.watch import ENDS, Watch
 
 StudyKind = Literal["budget", "batch", "resolution", "gpu"]
+AHEAD = 3
+"""Cases whose captures begin before they are asked for, the present one included."""
 Outcome = Literal["kept", "planned", "no plan", "failed"]
 """With everything kept, under a plan, without a plan that was found, or not to be captured."""
 
@@ -126,6 +128,10 @@ class PlanEffort:
     time_limit_s: float = EFFORT_S
 
 
+def _begin_none(_: bool) -> None:
+    """Begin nothing: a capture is made when it is asked for."""
+
+
 @dataclass(frozen=True, slots=True, kw_only=True)
 class StudyCase:
     """A case to look at.
@@ -135,12 +141,14 @@ class StudyCase:
         machine: the GPU, with the memory of the case as its capacity.
         trace: captures the script as it is.
         in_parts: captures it with optimizers' steps in parts, as plans need it.
+        begin: begins one of the two, to be asked for soon; True is for that with parts.
     """
 
     value: int
     machine: Machine
     trace: Callable[[], Trace]
     in_parts: Callable[[], Trace]
+    begin: Callable[[bool], None] = _begin_none
 
 
 def looked_at(
@@ -161,10 +169,13 @@ def looked_at(
     """
     found: list[StudyPoint] = []
     plans = _Plans(effort, watch)
-    for case in cases:
+    for index, case in enumerate(cases):
         least_bytes = next((point.least_bytes for point in found if point.least_bytes is not None), 0)
+        short = bool(found) and found[-1].outcome == "planned"
+        soon = cases[index : index + AHEAD]
         try:
-            found.append(_point(case, plans, least_bytes))
+            _begin(soon, planned=short)
+            found.append(_point(case, plans, least_bytes, soon))
         except CaptureError as problem:
             if not found:
                 raise
@@ -193,8 +204,23 @@ def _failed(case: StudyCase, problem: CaptureError) -> StudyPoint:
     )
 
 
-def _point(case: StudyCase, plans: _Plans, least_bytes: int) -> StudyPoint:
-    """Look at one case; `least_bytes` is the least memory that a plan of another case was found to need, or 0."""
+def _begin(cases: Sequence[StudyCase], *, planned: bool) -> None:
+    """Begin the captures of cases, the first ones first; with `planned` also those for plans."""
+    for case in cases:
+        case.begin(False)
+        if planned:
+            case.begin(True)
+
+
+def _point(case: StudyCase, plans: _Plans, least_bytes: int, soon: Sequence[StudyCase]) -> StudyPoint:
+    """Look at one case.
+
+    Args:
+        case: the case.
+        plans: makes plans.
+        least_bytes: the least memory that a plan of another case was found to need, or 0.
+        soon: this case and the next ones, which will be short of memory if this one is.
+    """
     machine, trace = case.machine, case.trace()
     capacity_bytes = machine.tiers[0].capacity_bytes
     answer, kept_ns = estimate(trace, machine, plans=False), kept_step_ns(trace, machine)
@@ -213,6 +239,7 @@ def _point(case: StudyCase, plans: _Plans, least_bytes: int) -> StudyPoint:
         return point
     if capacity_bytes < least_bytes:
         return replace(point, outcome="no plan", step_ns=None, energy=None, least_bytes=least_bytes)
+    _begin(soon, planned=True)
     try:
         in_parts = case.in_parts()
         line = plans.line(in_parts, machine)

@@ -61,9 +61,10 @@ def execute(arguments: argparse.Namespace) -> int:
     if arguments.out:
         traces[0].save(arguments.out)
     if arguments.report:
-        from elbowroom.report import report
+        from elbowroom.report import subject_of, write
 
-        report(traces[0], cases[0][0], answers[0], out=arguments.report)
+        subject = subject_of(traces[0], cases[0][0], answers[0])
+        write(replace(subject, names=script.names(trace=arguments.out)), arguments.report)
     jobs = [job for _, job in cases]
     if arguments.json:
         output.write_answer(figures(script.label, answers, traces, jobs, wires), output.STDOUT)

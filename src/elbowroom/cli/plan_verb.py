@@ -5,7 +5,7 @@ from __future__ import annotations
 import argparse
 import sys
 from collections.abc import Mapping, Sequence
-from pathlib import Path
+from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
 from elbowroom.cli import choosing, failures, output, ranks, scripts
@@ -100,7 +100,8 @@ def execute(arguments: argparse.Namespace) -> int:
             output.write_answer(answer, output.STDOUT)
             return failures.say(problem)
         curve = _curve(trace, machine, asked, watch) if arguments.pareto and not watch.early else None
-    written += _write(subject, curve, arguments)
+    names = script.names(trace=arguments.trace, plan=arguments.out)
+    written += _write(replace(subject, names=names), curve, arguments)
     _show(script.label, subject, asked.get("min_size"), watch.early, written, as_json=arguments.json)
     if arguments.out and not (arguments.trace or script.path.endswith(scripts.RECORD)):
         print(f"elbowroom: {NEEDS_TRACE.format(plan=arguments.out)}", file=sys.stderr)
@@ -195,24 +196,23 @@ def _kept(trace: Trace, arguments: argparse.Namespace) -> list[tuple[FileKind, s
 
 def _write(subject: Subject, curve: Pareto | None, arguments: argparse.Namespace) -> list[tuple[FileKind, str]]:
     """Write the requested files; return the kind and the name of each."""
-    from elbowroom.report import report
+    from elbowroom.report import write
 
     written: list[tuple[FileKind, str]] = []
-    records = [r for r in (subject.trace, subject.machine, subject.plan, subject.simulated) if r is not None]
     if arguments.out and subject.plan is not None:
         subject.plan.save(arguments.out)
         written.append(("plan", arguments.out))
     if arguments.report:
         # The curve has a page of its own if one is requested.
-        of_curve = [curve] if curve is not None and not arguments.pareto.endswith(PAGES) else []
-        report(*records, *of_curve, out=Path(arguments.report))
+        of_curve = curve if curve is not None and not arguments.pareto.endswith(PAGES) else None
+        write(replace(subject, pareto=of_curve), arguments.report)
         written.append(("report", arguments.report))
     if curve is None:
         return written
     if arguments.pareto.endswith(".json"):
         curve.save(arguments.pareto)
     else:
-        report(*records, curve, out=Path(arguments.pareto))
+        write(replace(subject, pareto=curve), arguments.pareto)
     return [*written, ("curve", arguments.pareto)]
 
 

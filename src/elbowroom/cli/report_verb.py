@@ -6,7 +6,9 @@ import argparse
 import json
 import os
 import re
+import shlex
 from collections.abc import Sequence
+from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, TypeGuard
 
@@ -24,9 +26,10 @@ from elbowroom.errors import UsageError
 from elbowroom.files.record_files import MAX_FILE_BYTES, load
 from elbowroom.machine import Machine
 from elbowroom.plan import Bound, Plan
-from elbowroom.report import ENDINGS, Record, Subject, subject_of, write, write_file
+from elbowroom.report import ENDINGS, Record, RecordNames, Subject, subject_of, write, write_file
 from elbowroom.report.comparison import RUN_SCHEMA, Sides, comparison_sentences, is_pair, sides_of
 from elbowroom.report.figures import energy
+from elbowroom.report.subject import kind_of
 from elbowroom.step.plan_summary import StorageShare, decided
 from elbowroom.timeline import Source, Timeline
 from elbowroom.trace import Trace
@@ -72,7 +75,7 @@ def execute(arguments: argparse.Namespace) -> int:
         return _compared(dict(zip(arguments.records, records, strict=True)), arguments)
     subject = subject_of(*records)
     if arguments.out:
-        write(subject, arguments.out)
+        write(replace(subject, names=_names(arguments.records, records)), arguments.out)
     if arguments.json:
         output.write_answer(figures(subject), output.STDOUT)
     elif not arguments.out:
@@ -80,6 +83,12 @@ def execute(arguments: argparse.Namespace) -> int:
 
         output.console().print(rendered(subject))
     return 0
+
+
+def _names(paths: Sequence[str], records: Sequence[Record]) -> RecordNames:
+    """Return what the commands of the page call the files."""
+    found = {kind_of(record): shlex.quote(path) for path, record in zip(paths, records, strict=True)}
+    return RecordNames(**{kind: path for kind, path in found.items() if kind in ("trace", "plan")})
 
 
 def _compared(named: dict[str, Record], arguments: argparse.Namespace) -> int:
@@ -181,20 +190,24 @@ def _ranks_shown(ranks: tuple[RankTimes, ...], source: Source, arguments: argpar
     """Report the ranks of one job.
 
     Raises:
-        UsageError: a page is asked for.
+        UsageError: a form that ranks do not have.
+        FormatError: the page cannot be written.
     """
+    from elbowroom.report.rank_page import ranks_page
     from elbowroom.report.rank_table import ranks_rendered, waited_for
 
-    if arguments.out:
+    if arguments.out and not arguments.out.endswith(".html"):
         raise UsageError(
-            f"--out: given with {len(ranks)} ranks, which are a table; allowed is it with the records of one rank; "
-            "leave it out, or add --json"
+            f"--out: given {arguments.out!r} with {len(ranks)} ranks; allowed is a name ending in .html; rename it, or "
+            "give the records of one rank"
         )
+    if arguments.out:
+        write_file(arguments.out, ranks_page(ranks, source))
     if arguments.json:
         late = waited_for(ranks)
         answer = RanksAnswer(source=source, waited_for=None if late is None else late.name, ranks=ranks)
         output.write_answer(answer, output.STDOUT)
-    else:
+    elif not arguments.out:
         output.console().print(ranks_rendered(ranks, source))
     return 0
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 import argparse
 import atexit
 import os
+import shlex
 import sys
 import time
 from collections.abc import Callable, Sequence
@@ -278,9 +279,12 @@ def _write(room: Room, command: launch.Command, code: int, arguments: argparse.N
         plan = replace(plan, budget_bytes=budget_bytes)
     records = [room.trace, room.machine, plan, room.simulated, room.measured]
     if arguments.report and any(record is not None for record in records):
-        from elbowroom.report import report
+        from elbowroom.report import RecordNames, subject_of, write
 
-        report(*(record for record in records if record is not None), out=Path(arguments.report))
+        script = f"-m {command.target}" if command.is_module else shlex.quote(command.target)
+        names = RecordNames(script=script, arguments=shlex.join(command.arguments))
+        subject = subject_of(*(record for record in records if record is not None))
+        write(replace(subject, names=names), arguments.report)
     if (place := output.place_of(arguments)) is not None:
         output.write_answer(figures(room, command.label, code), place)
 

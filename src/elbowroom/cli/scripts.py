@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import argparse
 import os
+import shlex
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
@@ -21,6 +22,7 @@ from elbowroom.watch import Watch
 
 if TYPE_CHECKING:
     from elbowroom.capture.script.script_knobs import Variation
+    from elbowroom.report import RecordNames
     from elbowroom.trace import Trace
 
 PLANNER = "optimal"
@@ -130,6 +132,24 @@ class Script:
         if self.graph:
             return self.graph
         return f"-m {self.module}" if self.module else self.path
+
+    def names(self, *, trace: str | None = None, plan: str | None = None) -> RecordNames:
+        """Return what the commands that a report suggests call this script and its files.
+
+        Args:
+            trace: file of its trace; None if none was written.
+            plan: file of its plan; None if none was written.
+        """
+        from elbowroom.report import RecordNames
+
+        files = {"trace": trace or (self.path if self.path.endswith(RECORD) else None), "plan": plan}
+        known = {name: shlex.quote(path) for name, path in files.items() if path}
+        if self.path.endswith(RECORD):
+            return RecordNames(**known)
+        if self.graph:
+            return RecordNames(script=shlex.join(self.arguments), **known)
+        script = f"-m {self.module}" if self.module else shlex.quote(self.path)
+        return RecordNames(script=script, arguments=shlex.join(self.arguments), **known)
 
     def capture(self, *arguments: Any, **options: Any) -> Trace:
         """Capture it with `elbowroom.capture_script`."""

@@ -1,13 +1,19 @@
-"""Study captures: the script of a study on virtual GPUs, with values of an argument. Captures are kept for the next."""
+"""Study captures: the script of a study on virtual GPUs, with values of an argument.
+
+Captures are kept for the next study. Those that a study will need soon run while it looks at another one.
+"""
 
 from __future__ import annotations
 
 import argparse
-from functools import cache, partial
-from typing import TYPE_CHECKING, final
+from collections.abc import Callable
+from functools import partial
+from types import TracebackType
+from typing import TYPE_CHECKING, Self, final
 
 from elbowroom.answers.study_points import StudyCase, with_memory
 from elbowroom.cli import choosing, scripts
+from elbowroom.cli.captures_ahead import CaptureKey, CapturesAhead
 from elbowroom.planners import means_of, parts_for
 from elbowroom.step.least_size import least_size
 from elbowroom.watch import Watch
@@ -20,7 +26,7 @@ if TYPE_CHECKING:
 
 @final
 class StudyCaptures:
-    """Captures of one script, each made once.
+    """Captures of one script, each made once. Leaving it ends those that still run.
 
     Args:
         script: the script.
@@ -36,7 +42,16 @@ class StudyCaptures:
         self._arguments = arguments
         self._watch = watch
         self._knob = knob
-        self._captured = cache(self._capture)
+        self._captures = CapturesAhead(self._capture)
+
+    def __enter__(self) -> Self:
+        self._captures.__enter__()
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, problem: BaseException | None, place: TracebackType | None
+    ) -> None:
+        self._captures.__exit__(kind, problem, place)
 
     def case(self, machine: Machine, value: int, *, memory_bytes: int = 0, least_bytes: int = 0) -> StudyCase:
         """Return the case of a GPU, a value or a budget.
@@ -49,32 +64,33 @@ class StudyCaptures:
         """
         memory_bytes = memory_bytes or machine.tiers[0].capacity_bytes
         turned = None if self._knob is None else value
-        size_bytes = least_size(least_bytes or memory_bytes)
+        plain = (machine, turned, None)
+        parts = (machine, turned, least_size(least_bytes or memory_bytes))
         return StudyCase(
             value=value,
             machine=with_memory(machine, memory_bytes),
-            trace=partial(self._captured, machine, turned, None),
-            in_parts=partial(self._captured, machine, turned, size_bytes),
+            trace=partial(self._captures.get, plain),
+            in_parts=partial(self._captures.get, parts),
+            begin=lambda planned: self._captures.begin(parts if planned else plain),
         )
 
-    def _capture(self, machine: Machine, value: int | None, least_bytes: int | None) -> Trace:
+    def _capture(self, key: CaptureKey, look: Callable[[], None]) -> Trace:
         """Capture the script.
 
         Args:
-            machine: the GPU.
-            value: value of the knob; None without one.
-            least_bytes: with optimizers' steps in parts, the least size of a state that moves; None for steps as they
-                are.
+            key: the GPU, the value of the knob (None without one), and with optimizers' steps in parts the least size
+                of a state that moves (None for steps as they are).
+            look: is called now and then, and ends the capture if it raises.
 
         Raises:
             CaptureError: it could not be captured.
             TimeOver: the time is over.
         """
+        machine, value, least_bytes = key
         given, where = self._arguments, f"on a virtual {machine.name}"
         what = f"{self._knob.name} = {value} {where}" if self._knob and value is not None else where
         turned = self._knob.turned(self._script.arguments, value) if self._knob and value is not None else None
         means = means_of(choosing.allowed(given.allow))
         parts = {} if least_bytes is None else parts_for(means, least_bytes)
-        return scripts.captured_in_time(
-            self._script, machine, given, self._watch, failing=what, what=what, turned=turned, kept=True, **parts
-        )
+        options = {"what": what, "turned": turned, "kept": True, "on_wait": look, **parts}
+        return scripts.captured_in_time(self._script, machine, given, self._watch, failing=what, **options)

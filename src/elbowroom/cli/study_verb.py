@@ -171,7 +171,8 @@ def _of_budget(script: scripts.Script, arguments: argparse.Namespace, effort: Pl
         wanted.add(more_bytes)
     sizes = sorted(wanted | {own_bytes}, reverse=True)
     cases = [captures.case(machine, size, memory_bytes=size + outside_bytes, least_bytes=sizes[-1]) for size in sizes]
-    points = looked_at(cases, effort, watch)
+    with captures:
+        points = looked_at(cases, effort, watch)
     return Study(
         kind="budget",
         script=script.label,
@@ -191,7 +192,9 @@ def _of_gpus(script: scripts.Script, arguments: argparse.Namespace, effort: Plan
     machines = _timed(scripts.machines_of(arguments.gpu or ",".join(LADDER)))
     machines.sort(key=lambda machine: machine.tiers[0].capacity_bytes, reverse=True)
     machines, left_out = (machines, []) if arguments.gpu else _near_the_need(machines, captures)
-    points = looked_at([captures.case(each, each.tiers[0].capacity_bytes) for each in machines], effort, watch)
+    cases = [captures.case(each, each.tiers[0].capacity_bytes) for each in machines]
+    with captures:
+        points = looked_at(cases, effort, watch)
     return Study(
         kind="gpu",
         script=script.label,
@@ -224,7 +227,8 @@ def _of_values(script: scripts.Script, arguments: argparse.Namespace, effort: Pl
     (machine,) = _timed([scripts.machine_of(arguments.gpu)])
     captures = _captures(script, arguments, watch, knob)
     values = values_of(vary, arguments.multiple_of)
-    points = looked_at([captures.case(machine, value) for value in values], effort, watch, stops=True)
+    with captures:
+        points = looked_at([captures.case(machine, value) for value in values], effort, watch, stops=True)
     early = watch.early
     if repeats(points):
         same = f"a step with {points[-2].value} and one with {points[-1].value} need and take the same"
@@ -302,7 +306,8 @@ def _of_links(script: scripts.Script, arguments: argparse.Namespace, effort: Pla
     budget_bytes = size_with_unit(arguments.budget) if arguments.budget else None
     captures = _captures(script, arguments, watch)
     cases = [captures.case(each, each.tiers[0].capacity_bytes) for each in _timed(scripts.machines_of(arguments.gpu))]
-    return studied_links(script.label, cases, effort, watch, budget_bytes=budget_bytes, slowdown=arguments.slowdown)
+    with captures:
+        return studied_links(script.label, cases, effort, watch, budget_bytes=budget_bytes, slowdown=arguments.slowdown)
 
 
 STUDIES = {

@@ -27,6 +27,8 @@ VERSIONS: Mapping[str, int] = {"trace": 9, "machine": 2, "plan": 2, "timeline": 
 MAX_FILE_BYTES = 256 * 2**20
 """Size of a file with about 1.5 million ops. A larger file is refused before it is parsed."""
 
+ANSWERS = "elbowroom.answer."
+"""Schemas of answers in JSON begin so."""
 _REMEDY = "make the file again with elbowroom, its format is in docs/formats.md"
 
 
@@ -74,6 +76,7 @@ def load(path: str | os.PathLike[str], *kinds: type[R]) -> R:
 def decode(data: bytes, *kinds: type[R]) -> R:
     """Return the record in the text of a file; the inverse of `encode`."""
     content = _parse(data)
+    _refuse_answer(content)
     kind = _kind_of(content.pop("magic", None), kinds)
     version = _checked_version(content.pop("version", None), kind)
     try:
@@ -164,6 +167,18 @@ def _object(pairs: Sequence[tuple[str, object]]) -> dict[str, object]:
 
 def _no_constant(name: str) -> NoReturn:
     raise ValueError(f"{name} is not a number that records hold")
+
+
+def _refuse_answer(content: dict[str, object]) -> None:
+    """Raise FormatError for what a verb answered with --json, which is no record."""
+    schema = content.get("schema")
+    if isinstance(schema, str) and schema.startswith(ANSWERS):
+        verb = schema.removeprefix(ANSWERS)
+        said = "the answer of a command that failed" if verb == "error" else f"the answer of `elbowroom {verb} --json`"
+        raise FormatError(
+            f"given {said}; allowed is a record: a trace, a machine, a plan, a timeline or a curve; write one with -o "
+            "(two answers of `elbowroom run --json` are compared by `elbowroom report`)"
+        )
 
 
 def _kind_of(magic: object, kinds: Sequence[type[R]]) -> type[R]:

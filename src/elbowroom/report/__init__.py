@@ -14,9 +14,9 @@ from pathlib import Path
 
 from elbowroom.errors import FormatError, UsageError
 from elbowroom.files.record_files import encode
-from elbowroom.report.subject import Record, Subject, subject_of
+from elbowroom.report.subject import Record, RecordNames, Subject, subject_of
 
-__all__ = ["Record", "Subject", "compare_runs", "report", "subject_of", "write"]
+__all__ = ["Record", "RecordNames", "Subject", "compare_runs", "report", "subject_of", "write"]
 
 ENDINGS = (".html", ".trace.json", ".timeline.json", ".txt", ".pickle", ".curves.csv", ".spans.csv", ".storages.csv")
 

@@ -97,7 +97,8 @@ def sides_of(named: Mapping[str, Record]) -> Sides:
     if len(made) < 2:
         raise UsageError(
             "report: given two steps without timelines of one source; allowed are two measured or two simulated ones, "
-            "or a trace and a machine for plans; add the machine, or leave records out"
+            "or a trace and a machine for plans; add the machine (`elbowroom machine NAME -o machine.json` writes "
+            "it), or leave records out"
         )
     if made[0].name == made[1].name:
         made = [replace(side, name=f"{side.name} ({half})") for half, side in enumerate(made, 1)]

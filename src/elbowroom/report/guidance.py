@@ -159,47 +159,48 @@ def _point(curve: Pareto, point: Point) -> str:
 
 
 def next_steps(subject: Subject) -> tuple[NextStep, ...]:
-    """Return what to try next, as commands; the names of files in them stand for the user's own."""
+    """Return what to try next, as commands; where a name is not known, "train.py" and the like stand for it."""
     return tuple(_next_steps(subject, fit_of(subject)))
 
 
 def _next_steps(subject: Subject, fit: Fit) -> Iterator[NextStep]:
-    trace, plan = subject.trace, subject.plan
+    trace, plan, names = subject.trace, subject.plan, subject.names
     gpu = _gpu(subject)
     if trace is not None and subject.machine is None:
-        yield NextStep(command="elbowroom estimate trace.json --gpu rtx4090", why="whether it fits a GPU, by name")
+        yield NextStep(command=f"elbowroom estimate {names.trace} --gpu rtx4090", why="whether it fits a GPU, by name")
     if plan is None:
         yield from _without_plan(subject, fit, gpu)
         return
     if subject.measured is None:
-        yield NextStep(command="elbowroom run --plan plan.json train.py", why="trains under this plan")
+        command = f"elbowroom run --plan {names.plan} {names.script} {names.arguments}".rstrip()
+        yield NextStep(command=command, why="trains under this plan")
     if (more_bytes := _worthwhile(subject)) is not None:
-        yield NextStep(
-            command=f"elbowroom plan trace.json{gpu} --budget {more_bytes}B", why="waits less, with more memory"
-        )
+        command = f"elbowroom plan {names.trace}{gpu} --budget {more_bytes}B"
+        yield NextStep(command=command, why="waits less, with more memory")
     if subject.pareto is None and trace is not None:
-        command = f"elbowroom plan trace.json{gpu} --pareto curve.html"
+        command = f"elbowroom plan {names.trace}{gpu} --pareto curve.html"
         yield NextStep(command=command, why="what each budget costs, as a curve")
     if subject.measured is not None:
         command = "elbowroom report this.timeline.json other.timeline.json -o compare.html"
         yield NextStep(command=command, why="compares this run with another one")
     elif gpu:
-        yield NextStep(command=f"elbowroom study budget train.py{gpu}", why="what more memory would bring")
+        yield NextStep(command=names.of("study budget", gpu), why="what more memory would bring")
 
 
 def _without_plan(subject: Subject, fit: Fit, gpu: str) -> Iterator[NextStep]:
+    names = subject.names
     if fit.fits is False:
-        yield NextStep(command=f"elbowroom plan train.py{gpu}", why="a plan with which it fits, and what that costs")
+        yield NextStep(command=names.of("plan", gpu), why="a plan with which it fits, and what that costs")
         if gpu:
-            yield NextStep(command="elbowroom study gpu train.py", why="which card is enough, with a plan or without")
+            yield NextStep(command=names.of("study gpu"), why="which card is enough, with a plan or without")
     if gpu:
-        command = f"elbowroom largest train.py --vary batch_size=1..4096{gpu}"
+        command = names.of("largest", f" --vary batch_size=1..4096{gpu}")
         yield NextStep(command=command, why="the largest batch that fits without a plan")
     if fit.fits and subject.trace is not None:
         half = subject.kept or subject.simulated
         if half is not None and half.peak_reserved_bytes >= 2**21:
             size = f"{half.peak_reserved_bytes // 2**21}MiB"
-            yield NextStep(command=f"elbowroom plan train.py{gpu} --budget {size}", why="what half of the memory costs")
+            yield NextStep(command=names.of("plan", f"{gpu} --budget {size}"), why="what half of the memory costs")
 
 
 def _gpu(subject: Subject) -> str:

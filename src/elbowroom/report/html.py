@@ -132,6 +132,7 @@ def _next(subject: Subject) -> str:
 
 def _facts(subject: Subject) -> str:
     known = (
+        ("script", subject.names.training),
         ("trace", _trace(subject)),
         ("machine", figures.machine(subject)),
         ("plan", figures.decisions(subject)),

@@ -21,6 +21,8 @@ from elbowroom.units import format_bytes
 LINES_SHOWN = 20
 ROWS_SHOWN = 200
 """Rows of the table of modules; the picture has as many boxes as are wide enough."""
+ROWS_PRINTED = 30
+"""Rows of that table on paper, as in page.css: more of them would fill twenty pages."""
 ROOM_BYTES, RATE = 2**50, 2**34
 HINT = (
     "A box is as wide as its bytes. Click one, or press Enter, to see it whole; arrows go through the tree, Escape "
@@ -99,7 +101,9 @@ def tree_table(peak: PeakHeld) -> str:
     """Make the table behind an icicle: its boxes in the order of the tree."""
     nodes = [node for _, node in peak.tree.walk()][:ROWS_SHOWN]
     rows = [(named(node), *shared(node, peak.tree.size_bytes).split(", ")) for node in nodes]
-    return table(f"Bytes by module, {peak.title}", ("module", "bytes", "share"), rows)
+    made = table(f"Bytes by module, {peak.title}", ("module", "bytes", "share"), rows, kind="figures modules")
+    left = len(rows) - ROWS_PRINTED
+    return made + (f'<p class="on-paper">{left} more rows are on the page itself.</p>' if left > 0 else "")
 
 
 def _lines(peak: PeakHeld) -> Iterator[tuple[str, int]]:

@@ -17,6 +17,7 @@ from elbowroom.units import format_bytes, format_ns
 
 MOST_ROWS = 16
 """Most ranks in the table; of more, those that wait least are shown."""
+RANK_COLUMNS = ("rank", "peak reserved", "step", "busy", "stall", "wait")
 CLEAR = 0.01
 """Least part of a step by which the next rank waits longer, for a rank to be named as the one that is waited for."""
 
@@ -118,43 +119,45 @@ def _rank_order(rank: RankTimes) -> int:
     return -rank.stall_ns if rank.wait_ns is None else rank.wait_ns
 
 
-def ranks_rendered(ranks: tuple[RankTimes, ...], source: str) -> RenderableType:
-    """Render a row for each rank, those that make the others wait first."""
+def ranks_sentence(ranks: tuple[RankTimes, ...], source: str) -> str:
+    """Say which rank the others wait for."""
     late = waited_for(ranks)
     if late is None:
-        said = f"{len(ranks)} ranks, {source}: no rank makes the others wait by a clear part of a step"
-    else:
-        others = max(each.wait_ns or 0 for each in ranks)
-        waits = f"which stalls longest for copies, {format_ns(late.stall_ns)} of a step"
-        if late.wait_ns is not None:
-            waits = f"which waits {format_ns(late.wait_ns)} of its step and they up to {format_ns(others)}"
-        said = f"{len(ranks)} ranks, {source}: the others wait for {late.name}, {waits}"
-    shown = sorted(ranks, key=_rank_order)[:MOST_ROWS]
-    columns = [
-        Column("rank", left=True),
-        Column("peak reserved"),
-        Column("step"),
-        Column("busy", rank=1),
-        Column("stall"),
-        Column("wait"),
-    ]
-    rows = [
-        (
-            each.name,
-            format_bytes(each.peak_reserved_bytes),
-            *map(_time, (each.step_ns, each.busy_ns, each.stall_ns, each.wait_ns)),
-        )
-        for each in shown
-    ]
-    parts: list[RenderableType] = [Text(said, style="bold"), FittingTable("", columns, rows)]
-    if len(shown) < len(ranks):
-        peak, step = (max(getattr(each, name) for each in ranks) for name in ("peak_reserved_bytes", "step_ns"))
-        left = len(ranks) - len(shown)
-        parts.append(
-            Text(
-                f"{left} more ranks (--json has them). Of all: peak up to {format_bytes(peak)}, step {format_ns(step)}"
-            )
-        )
+        return f"{len(ranks)} ranks, {source}: no rank makes the others wait by a clear part of a step"
+    others = max(each.wait_ns or 0 for each in ranks)
+    waits = f"which stalls longest for copies, {format_ns(late.stall_ns)} of a step"
+    if late.wait_ns is not None:
+        waits = f"which waits {format_ns(late.wait_ns)} of its step and they up to {format_ns(others)}"
+    return f"{len(ranks)} ranks, {source}: the others wait for {late.name}, {waits}"
+
+
+def shown_ranks(ranks: tuple[RankTimes, ...]) -> list[RankTimes]:
+    """Return the ranks that are shown, those that make the others wait first."""
+    return sorted(ranks, key=_rank_order)[:MOST_ROWS]
+
+
+def rank_cells(rank: RankTimes) -> tuple[str, ...]:
+    """Return the cells of a rank, as `RANK_COLUMNS` names them."""
+    times = map(_time, (rank.step_ns, rank.busy_ns, rank.stall_ns, rank.wait_ns))
+    return (rank.name, format_bytes(rank.peak_reserved_bytes), *times)
+
+
+def ranks_left_out(ranks: tuple[RankTimes, ...]) -> str:
+    """Say what holds for all ranks, if not all are shown; else ""."""
+    left = len(ranks) - MOST_ROWS
+    if left <= 0:
+        return ""
+    peak, step = (max(getattr(each, name) for each in ranks) for name in ("peak_reserved_bytes", "step_ns"))
+    return f"{left} more ranks (--json has them). Of all: peak up to {format_bytes(peak)}, step {format_ns(step)}"
+
+
+def ranks_rendered(ranks: tuple[RankTimes, ...], source: str) -> RenderableType:
+    """Render a row for each rank, those that make the others wait first."""
+    columns = [Column(name, left=name == "rank", rank=int(name == "busy")) for name in RANK_COLUMNS]
+    table = FittingTable("", columns, [rank_cells(each) for each in shown_ranks(ranks)])
+    parts: list[RenderableType] = [Text(ranks_sentence(ranks, source), style="bold"), table]
+    if left_out := ranks_left_out(ranks):
+        parts.append(Text(left_out))
     return Group(*parts)
 
 

@@ -6,7 +6,7 @@ from dataclasses import dataclass, replace
 
 from elbowroom.answers.estimate import Estimate
 from elbowroom.answers.pareto import Pareto
-from elbowroom.errors import UsageError
+from elbowroom.errors import InvalidPlan, UsageError
 from elbowroom.machine import Machine
 from elbowroom.plan import Plan
 from elbowroom.simulate.simulate import simulate
@@ -15,6 +15,38 @@ from elbowroom.trace import Trace
 
 KEPT = "everything kept, simulated"
 """Title of the timeline that is never measured; it says so, as readers could take its seconds for measured ones."""
+
+
+NO_NAME = "train.py"
+"""Stands in commands for a script whose name is not known."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class RecordNames:
+    """What the commands that a report suggests call the script and the files.
+
+    Attributes:
+        script: the script, module or ONNX graph with its options, as in a command line.
+        arguments: the script's own words behind it, as in a command line; "" for none.
+        trace: file of the trace.
+        plan: file of the plan.
+    """
+
+    script: str = NO_NAME
+    arguments: str = ""
+    trace: str = "trace.json"
+    plan: str = "plan.json"
+
+    @property
+    def training(self) -> str:
+        """The script with its arguments; "" if it is not known."""
+        return "" if self.script == NO_NAME else f"{self.script} {self.arguments}".rstrip()
+
+    def of(self, command: str, options: str = "") -> str:
+        """Return a command line of `elbowroom` for the script."""
+        after = f" -- {self.arguments}" if self.arguments else ""
+        return f"elbowroom {command} {self.script}{options}{after}"
+
 
 Record = Trace | Machine | Plan | Timeline | Pareto | Estimate
 
@@ -25,10 +57,11 @@ class Subject:
 
     Attributes:
         kept: simulated timeline with every storage kept; derived if trace and machine are there.
-        simulated: the plan's simulated timeline.
+        simulated: the plan's simulated timeline; derived if trace and machine are there, and no timeline is.
         measured: the measured timeline.
         pareto: step times by budget.
         estimate: what the training needs on the machine.
+        names: what the commands that the report suggests call the script and the files.
     """
 
     trace: Trace | None = None
@@ -39,6 +72,7 @@ class Subject:
     measured: Timeline | None = None
     pareto: Pareto | None = None
     estimate: Estimate | None = None
+    names: RecordNames = RecordNames()
 
     @property
     def timelines(self) -> tuple[tuple[str, Timeline], ...]:
@@ -66,7 +100,7 @@ def subject_of(*records: Record) -> Subject:
         given[kind] = record
     subject = Subject(**given)  # pyright: ignore[reportArgumentType]
     _check_same_trace(subject)
-    return _with_kept(subject)
+    return _with_kept(_with_simulated(subject))
 
 
 def kind_of(record: object) -> str:
@@ -101,6 +135,23 @@ def _check_same_trace(subject: Subject) -> None:
                 f"report: {named[0][0]} is of trace {named[0][1]}, {what} of trace {trace_id}; allowed are records "
                 "of one trace; report them apart"
             )
+
+
+def _with_simulated(subject: Subject) -> Subject:
+    """Add the timeline of the plan, if trace and machine are there and no timeline is."""
+    trace, machine, plan = subject.trace, subject.machine, subject.plan
+    if (
+        trace is None
+        or machine is None
+        or plan is None
+        or subject.simulated is not None
+        or subject.measured is not None
+    ):
+        return subject
+    try:
+        return replace(subject, simulated=simulate(trace, machine, plan))
+    except InvalidPlan:  # the plan is for another machine: there is no such step
+        return subject
 
 
 def _with_kept(subject: Subject) -> Subject:

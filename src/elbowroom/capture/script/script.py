@@ -51,11 +51,13 @@ class Listeners(TypedDict, total=False):
         on_asked: called at the end with the values of the GPU that the script read other than `Facts`: "name",
             "memory".
         on_phase: called with the present work, such as "importing torch", whenever that changes.
+        on_wait: called ten times a second while the script runs; what it raises ends the capture.
     """
 
     on_step: Callable[[int], None]
     on_asked: Callable[[frozenset[str]], None]
     on_phase: Callable[[str], None]
+    on_wait: Callable[[], None]
 
 
 class ChildProgress(NamedTuple):
@@ -65,17 +67,22 @@ class ChildProgress(NamedTuple):
         step: called with the number of steps done.
         phase: called with the present work.
         asked: called with the values of the GPU that the script read other than `Facts`.
+        wait: called ten times a second.
     """
 
     step: Callable[[int], None]
     phase: Callable[[str], None]
     asked: Callable[[frozenset[str]], None]
+    wait: Callable[[], None]
 
     @classmethod
     def of(cls, listeners: Listeners) -> ChildProgress:
         """Make it of listeners; missing ones do nothing."""
         return cls(
-            listeners.get("on_step", _silent), listeners.get("on_phase", _silent), listeners.get("on_asked", _silent)
+            listeners.get("on_step", _silent),
+            listeners.get("on_phase", _silent),
+            listeners.get("on_asked", _silent),
+            listeners.get("on_wait", lambda: None),
         )
 
 
@@ -123,7 +130,7 @@ def capture_script(
             is usual with the GPU.
         job: the process of many that it is, as `JobRank.of(0, 1024)`, with the environment that torchrun gives it.
         kept: take the trace of an earlier capture if nothing that the script read has changed, or keep this one.
-        listeners: on_step, on_asked, on_phase: see `Listeners` in capture/script/script.py.
+        listeners: on_step, on_asked, on_phase, on_wait: see `Listeners` in capture/script/script.py.
 
     Raises:
         UsageError: there is no such script, GPU or constant.
@@ -259,6 +266,7 @@ def _wait(
         with suppress(subprocess.TimeoutExpired):
             child.wait(_POLL_S)
             return
+        progress.wait()
         companions.look()
         now = _steps_seen(folder)
         if now > seen:

@@ -32,9 +32,11 @@ from elbowroom.frameworks.onnx.node_call import (
     weight_like,
 )
 from elbowroom.frameworks.onnx.onnx_graph import (
+    GraphBody,
     GraphNode,
     OnnxGraph,
     Weight,
+    bodies,
     fixed_batch,
     inferred_shapes,
     input_shapes,
@@ -53,6 +55,17 @@ SMALL = frozenset({"Add", "Sub", "Mul", "Div", "Pow", "Min", "Max", "Where", "Eq
 """Ops by which one number may be a constant."""
 HUGE = 1e30
 """Numbers beyond it stand for minus infinity in masks."""
+QUANTIZED = (
+    "Quantize",
+    "Dequantize",
+    "DynamicQuantize",
+    "QLinear",
+    "ConvInteger",
+    "MatMulInteger",
+    "QAttention",
+    "QGemm",
+)
+"""How the names of ops of quantized networks begin."""
 SHAPE_OPS = ("Shape", "Size")
 OF_WEIGHTS = frozenset({"Transpose", "Unsqueeze", "Squeeze", "Reshape", "Concat", "Slice", "Split", "Cast"})
 """Ops that exporters apply to weights alone, as to order the gates of an LSTM."""
@@ -162,7 +175,7 @@ class BoundGraph:
         have equal ones.
         """
         seen: set[str] = set()
-        for node in self.graph.nodes:
+        for node in self._opened(self.graph.nodes):
             inputs = list(node.inputs)
             for at, name in enumerate(inputs):
                 weight = self.values.get(name)
@@ -171,6 +184,21 @@ class BoundGraph:
                     self.values[inputs[at]] = weight_like(weight, weight.shape, SOURCES[weight])
                 seen.add(name)
             yield node if tuple(inputs) == node.inputs else replace(node, inputs=tuple(inputs))
+
+    def _opened(self, nodes: Sequence[GraphNode]) -> Iterator[GraphNode]:
+        """Yield nodes one after the other, and in place of an If whose condition is known by then its branch."""
+        for node in nodes:
+            condition = self.values.get(node.inputs[0]) if node.op == "If" else None
+            if not isinstance(condition, np.ndarray):
+                yield node
+                continue
+            branch: GraphBody = node.attributes["then_branch" if condition.reshape(-1)[0] else "else_branch"]
+            self.graph = replace(self.graph, weights={**self.graph.weights, **branch.weights})
+            for name, weight in branch.weights.items():
+                self.values[name] = self._stored(name, weight, self._users.get(name, []))
+            yield from self._opened(branch.nodes)
+            for inner, outer in zip(branch.outputs, node.outputs, strict=True):
+                yield GraphNode(op="Identity", name=node.name, inputs=(inner,), outputs=(outer,), attributes={})
 
     def _is_used(self, name: str) -> bool:
         return bool(name) and (name in self._users or name in self.graph.outputs)
@@ -245,14 +273,17 @@ class BoundGraph:
         """Return a layer that holds what an unknown op holds at least: its inputs and its results.
 
         Raises:
-            CaptureError: the shape of a result is not known.
+            CaptureError: the shape of a result is not known, or weights that would train are in graphs inside, or are
+                whole numbers.
         """
         call.take(*(place for place, value in enumerate(call.values) if isinstance(value, Tensor)))
+        if node.op.rpartition(".")[2].startswith(QUANTIZED):
+            raise CaptureError(self._unknown())
         if self._inferred is None:
             self._inferred = inferred_shapes(self.graph, self.shapes)
         shapes = [self._inferred.get(name) for name in node.outputs]
         known = [shape for shape in shapes if shape is not None]
-        if not call.taken or len(known) < len(shapes):
+        if not call.taken or len(known) < len(shapes) or any(bodies(node)):
             raise CaptureError(self._unknown())
         dtype = call.tensor(call.taken[0]).dtype
         size_bytes = sum(int(np.prod(shape)) for shape in known) * dtype.itemsize
@@ -265,11 +296,32 @@ class BoundGraph:
             if node.op not in OPS and node.op not in (*SHAPE_OPS, "Constant"):
                 counts[node.op] = counts.get(node.op, 0) + 1
         ops = ", ".join(f"{name} ({count})" for name, count in counts.items())
+        inside = [body for node in self.graph.nodes for body in bodies(node)]
+        if inside:
+            ops += _said_of(inside)
+        if any(name.rpartition(".")[2].startswith(QUANTIZED) for name in counts):
+            return (
+                f"{self.graph.path}: given a quantized network: {ops}; allowed are weights of floats, as whole numbers "
+                "do not train; give the network as it was before it was quantized"
+            )
         return (
-            f"{self.graph.path}: given ops that are not converted, with results of unknown shape: {ops}; allowed are "
-            "the ops of docs/onnx.md, and others where the file has the shapes of their results; export it with these "
-            "shapes (value_info), or without ops of a single runtime"
+            f"{self.graph.path}: given ops that are not converted, and whose results or weights are not known: {ops}; "
+            "allowed are the ops of docs/onnx.md, and others where the file has the shapes of their results; export it "
+            "with these shapes (value_info), or without ops of a single runtime"
         )
+
+
+def _said_of(inside: Sequence[GraphBody]) -> str:
+    """Say what the branches and bodies of control flow hold at least."""
+    stored = [weight for body in inside for weight in body.weights.values() if "float" in weight.dtype]
+    size_bytes = sum(int(np.prod(weight.shape)) * torch_dtype(weight.dtype).itemsize for weight in stored)
+    nodes = [node for body in inside for node in body.nodes]
+    held = (node.attributes.get("value") for node in nodes if node.op == "Constant")
+    size_bytes += sum(array.nbytes for array in held if isinstance(array, np.ndarray) and array.dtype.kind == "f")
+    return (
+        f" (what runs inside of If, Loop and Scan follows from values: {len(nodes)} ops, with arrays of "
+        f"{format_bytes(size_bytes)})"
+    )
 
 
 def _is_fresh(weight: Weight) -> bool:
@@ -283,10 +335,14 @@ def _item(found: Any, at: int) -> Tensor:
 
 
 def _users(graph: OnnxGraph) -> dict[str, list[tuple[GraphNode, int]]]:
+    """Return the nodes that take each value, with the place at which; those inside of nodes too."""
     users: dict[str, list[tuple[GraphNode, int]]] = {}
-    for node in graph.nodes:
+    inside = [each for node in graph.nodes for body in bodies(node) for each in body.nodes]
+    for node in (*graph.nodes, *inside):
         for place, name in enumerate(node.inputs):
             users.setdefault(name, []).append((node, place))
+    for name in (name for node in (*graph.nodes, *inside) for body in bodies(node) for name in body.outputs):
+        users.setdefault(name, [])
     return users
 
 

@@ -15,6 +15,7 @@ from torch import Tensor, nn
 
 from elbowroom.errors import UsageError
 from elbowroom.frameworks.onnx.bound_graph import BoundGraph, Converted
+from elbowroom.frameworks.onnx.constant_weights import with_constant_weights
 from elbowroom.frameworks.onnx.folded_norms import with_norms
 from elbowroom.frameworks.onnx.graph_patterns import matched
 from elbowroom.frameworks.onnx.in_place import in_place
@@ -216,7 +217,7 @@ def load(
         UsageError: the library onnx is missing, this is no ONNX file, or a free dimension has no size.
         CaptureError: a node cannot be converted.
     """
-    graph = read_graph(path, values=values)
+    graph = with_constant_weights(read_graph(path, values=values), values=values, notes=notes)
     bound = BoundGraph(graph, batch=batch, sizes=sizes, frozen=frozen, notes=notes)
     wanted, nodes = _wanted(graph, outputs), matched(bound)
     wanted = _before_softmax(nodes, wanted, notes) if logits else wanted

@@ -6,7 +6,8 @@ Only this file and host_values_of.py use the library onnx, which the extra of th
 from __future__ import annotations
 
 import os
-from collections.abc import Iterator, Mapping, Sequence
+import shlex
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -36,7 +37,7 @@ class GraphNode:
         name: its name, "" if it has none.
         inputs: names of the values that it takes, "" for one that is left out.
         outputs: names of the values that it makes, "" for one that nobody uses.
-        attributes: numbers, texts, lists and arrays by name.
+        attributes: numbers, texts, lists, arrays and bodies by name.
         proto: the node as the library reads it.
     """
 
@@ -61,6 +62,21 @@ class Weight:
     shape: tuple[int, ...]
     dtype: str
     values: np.ndarray | None = field(repr=False, compare=False)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class GraphBody:
+    """A graph inside a node: a branch of an If, or what a Loop or a Scan repeats.
+
+    Attributes:
+        nodes: its nodes in order; they also take values from around the node.
+        weights: arrays stored in it.
+        outputs: names of what it answers.
+    """
+
+    nodes: tuple[GraphNode, ...]
+    weights: Mapping[str, Weight]
+    outputs: tuple[str, ...]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -95,6 +111,15 @@ class OnnxGraph:
     inputs: tuple[GraphInput, ...]
     outputs: tuple[str, ...]
     shapes: Mapping[str, tuple[int | str, ...]]
+
+
+def bodies(node: GraphNode) -> Iterator[GraphBody]:
+    """Yield the graphs inside a node, and those inside them."""
+    for body in node.attributes.values():
+        if isinstance(body, GraphBody):
+            yield body
+            for each in body.nodes:
+                yield from bodies(each)
 
 
 def library() -> Any:
@@ -136,17 +161,18 @@ def read_graph(path: str | os.PathLike[str], *, values: bool = True) -> OnnxGrap
             "such as torch.onnx.export or tf2onnx; export it again"
         ) from None
     graph = model.graph
-    weights = {each.name: _weight(onnx, each, Path(path).parent, values) for each in graph.initializer}
+    body = _body(onnx, graph, lambda tensor: _weight(onnx, tensor, Path(path).parent, values))
+    weights = body.weights
     inputs = tuple(_input(onnx, each) for each in graph.input if each.name not in weights)
     given = (*graph.value_info, *graph.output)
     return OnnxGraph(
         path=path,
         opset=next((each.version for each in model.opset_import if each.domain in ONNX_DOMAINS), 1),
         producer=f"{model.producer_name} {model.producer_version}".strip(),
-        nodes=tuple(_node(onnx, each) for each in graph.node),
+        nodes=body.nodes,
         weights=weights,
         inputs=inputs,
-        outputs=tuple(each.name for each in graph.output),
+        outputs=body.outputs,
         shapes={each.name: _dims(each) for each in given if each.type.tensor_type.HasField("shape")},
     )
 
@@ -160,20 +186,30 @@ def _inlined(onnx: Any, model: Any) -> Any:
     return onnx.inliner.inline_local_functions(model)
 
 
-def _node(onnx: Any, node: Any) -> GraphNode:
+def _body(onnx: Any, graph: Any, weight: Callable[[Any], Weight]) -> GraphBody:
+    return GraphBody(
+        nodes=tuple(_node(onnx, each, weight) for each in graph.node),
+        weights={each.name: weight(each) for each in graph.initializer},
+        outputs=tuple(each.name for each in graph.output),
+    )
+
+
+def _node(onnx: Any, node: Any, weight: Callable[[Any], Weight]) -> GraphNode:
     own = node.domain in ONNX_DOMAINS
     return GraphNode(
         op=node.op_type if own else f"{node.domain}.{node.op_type}",
         name=node.name,
         inputs=tuple(node.input),
         outputs=tuple(node.output),
-        attributes={each.name: _attribute(onnx, each) for each in node.attribute},
+        attributes={each.name: _attribute(onnx, each, weight) for each in node.attribute},
         proto=node,
     )
 
 
-def _attribute(onnx: Any, attribute: Any) -> Any:
+def _attribute(onnx: Any, attribute: Any, weight: Callable[[Any], Weight]) -> Any:
     value = onnx.helper.get_attribute_value(attribute)
+    if attribute.type == onnx.AttributeProto.GRAPH:
+        return _body(onnx, value, weight)
     if isinstance(value, bytes):
         return value.decode("utf-8", "replace")
     if attribute.type == onnx.AttributeProto.TENSOR:
@@ -250,7 +286,7 @@ def input_shapes(
     shapes = {each.name: tuple(_sizes(each, leading, batch, sizes)) for each in graph.inputs}
     free = {dim: None for shape in shapes.values() for dim in shape if isinstance(dim, str)}
     if free:
-        words = " ".join(f"--dim {name}=SIZE" for name in free)
+        words = " ".join(f"--dim {shlex.quote(f'{name}=SIZE')}" for name in free)
         raise UsageError(
             f"{graph.path}: given no size for {', '.join(free)}; allowed is a size for each free dimension of its "
             f"inputs ({_said(graph)}); add {words}"

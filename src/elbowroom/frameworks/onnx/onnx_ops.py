@@ -482,7 +482,11 @@ def _pad(call: NodeCall) -> Function:
         while len(words) > 2 and words[-2:] == [0, 0]:  # a pad by nothing copies, as in the original
             words = words[:-2]
         return lambda x: functional.pad(x, words, value=value)
-    words = [size for axis in reversed(range(2, dims)) for size in around.get(axis, (0, 0))]
+    first = next((axis for axis in range(dims) if any(around.get(axis, ()))), dims)
+    kept = 2 if first >= 2 and dims > 2 else 1  # torch pads all dimensions but batch and channels, or but channels
+    if first < kept:
+        raise call.refused(f"padding by {mode} along its first dimension")
+    words = [size for axis in reversed(range(kept, dims)) for size in around.get(axis, (0, 0))]
     return lambda x: functional.pad(x, words, mode=mode)
 
 
