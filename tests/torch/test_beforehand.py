@@ -85,7 +85,7 @@ def test_a_script_that_cannot_fit_is_refused_with_a_budget_that_is_enough(tmp_pa
 @pytest.mark.parametrize(
     ("text", "why"),
     [
-        (SCRIPT.format(steps=2, rows="8192"), "the script ended after 2 steps"),
+        (SCRIPT.format(steps=2, rows="8192"), "its capture ended after 2 steps"),
         (SCRIPT.format(steps=9, rows="8192 - 1024 * step"), "its steps are not alike"),
         ("raise SystemExit(3)", "the script exited with code 3"),
     ],

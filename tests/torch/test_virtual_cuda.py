@@ -233,6 +233,8 @@ def test_numpy_is_refused_as_by_torch() -> None:
             with pytest.raises(TypeError, match="can't convert cuda:0 device type tensor to numpy"):
                 ask()
         assert x.numpy(force=True).shape == x.cpu().numpy().shape == (2,)
+        large = torch.randn(1024, 1024, device="cuda")  # as TensorBoard's histograms of weights read it
+        assert large.cpu().numpy().shape == large.numpy(force=True).shape == (1024, 1024)
 
 
 SAID: list[tuple[Any, str]] = [

@@ -51,6 +51,20 @@ class Attention(nn.Module):
         return self.out(made.transpose(1, 2).flatten(2))
 
 
+class Sums(nn.Module):
+    """Layers whose outputs are added to a tensor that was made on the CPU, as attention adds up its weights."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.layers = nn.ModuleList(nn.Linear(64, 64) for _ in range(3))
+
+    def forward(self, x: Tensor) -> Tensor:
+        total = torch.zeros(x.shape)
+        for layer in self.layers:
+            total += layer(x + total).tanh()
+        return torch.cat((total, x))
+
+
 class Last(nn.Module):
     """A recurrent layer, of which the outputs go on."""
 
@@ -122,6 +136,7 @@ SEQUENCES, IMAGES, VOLUMES = (8, 48, 64), (4, 3, 32, 32), (1, 3, 16, 16, 16)
 MODELS: dict[str, tuple[Callable[[], nn.Module], tuple[int, ...]]] = {
     "perceptron": (perceptron, SEQUENCES),
     "weights of numpy": (given, SEQUENCES),
+    "sums": (Sums, SEQUENCES),
     "convolutions": (convolutions, IMAGES),
     "volumes": (volumes, VOLUMES),
     "attention": (Attention, SEQUENCES),

@@ -148,7 +148,7 @@ def refused(count: int) -> Iterator[str]:
     """Yield a line on ops that got no memory, after which the script went on: it has caught their errors."""
     if count:
         ops = "1 op" if count == 1 else f"{count} ops"
-        yield f"  MEMORY WAS REFUSED to {ops}, and the script went on: steps in which it was have not trained"
+        yield f"  MEMORY WAS REFUSED to {ops}, and the script went on: what their steps computed is lost"
 
 
 def held(records: HeldMemory) -> Iterator[str]:

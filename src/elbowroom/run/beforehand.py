@@ -67,6 +67,8 @@ BEHIND = 10
 """Niceness that a child gets when the training no longer waits for it."""
 FIRST_KILLED = "1000"
 """Value of oom_score_adj: if memory is short, the system ends the child, and not the training."""
+OP_BYTES = 4096
+"""Bytes that the records of an op take in an observed step: notes, handles, the profiler's events."""
 MAY_DO = "What ops take besides their results is a bound here: {} may be enough, which the first steps show."
 WEIGHTS = (
     "\nParameters take {} of it. They may move too, on trial, and then less is enough: --allow "
@@ -300,11 +302,12 @@ def verdict_of(trace: Trace, machine: Machine, question: Question) -> Verdict:
     """Plan a captured trace for the budget; refuse the budget if no plan meets it."""
     steps = _large_saves(trace, question.min_size_bytes)
     kinds = [_sizes(trace, saves) for saves in steps]
-    if len(kinds) < STEPS:
-        return Verdict(why=f"the script ended after {len(kinds)} steps")
     shown = restricted(as_run(trace, question.min_size_bytes), question.allow)
-    if len(set(kinds[1:])) > 1:
-        return Verdict(why="its steps are not alike", least_feasible_bytes=_least(shown, machine, question))
+    if len(kinds) < STEPS or len(set(kinds[1:])) > 1:
+        why = "its steps are not alike"
+        if len(kinds) < STEPS:
+            why = f"its capture ended after {len(kinds)} step{'s' if len(kinds) != 1 else ''}"
+        return Verdict(why=why, least_feasible_bytes=_least(shown, machine, question))
     assumed = tuple(
         each.name for each in trace.remarks if each.kind not in ("not_compared", "workspace_model", "compiled")
     )
@@ -321,9 +324,12 @@ def verdict_of(trace: Trace, machine: Machine, question: Question) -> Verdict:
 def _least(shown: Trace, machine: Machine, question: Question) -> int:
     """Return the least budget that steps may need below a hard limit, the bounds of what ops take included.
 
-    The most of a limit that names it is enough then; without a limit a run knows by itself.
+    What a first step records of its ops counts too. Without a limit the result is 0: a run knows by itself.
     """
-    return least_allocated(_request(shown, machine, question)) if question.measures_first else 0
+    if not question.measures_first:
+        return 0
+    most_ops = max((step.end_op - step.first_op for step in shown.steps), default=0)
+    return least_allocated(_request(shown, machine, question)) + OP_BYTES * most_ops
 
 
 def _planned(verdict: Verdict, trace: Trace, shown: Trace, machine: Machine, question: Question) -> Verdict:

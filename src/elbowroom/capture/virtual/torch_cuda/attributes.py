@@ -15,7 +15,7 @@ from elbowroom.capture.virtual.host_values.known_values import KnownValues
 from elbowroom.capture.virtual.tensor import CPU, META, AsMeta, gradient_of, home_of
 from elbowroom.capture.virtual.torch_cuda.storage_methods import address_of
 from elbowroom.capture.virtual.wrappers import is_wrapper
-from elbowroom.torch_compat.core import without_torch_function
+from elbowroom.torch_compat.core import no_dispatch, without_torch_function
 
 Tensor = torch.Tensor
 Change = tuple[Any, str, Any]
@@ -107,7 +107,10 @@ def _said_numpy(self: torch.Tensor, *, force: bool = False) -> Any:
 def on_host(tensor: torch.Tensor) -> torch.Tensor:
     """Return a tensor with bytes for a virtual one: its known values, else zeros."""
     known = None if KnownValues.current is None else KnownValues.current.read(tensor)
-    return torch.zeros(tensor.shape, dtype=tensor.dtype, device=CPU) if known is None else known
+    if known is not None:
+        return known
+    with no_dispatch():  # else large ones would have no bytes either
+        return torch.zeros(tensor.shape, dtype=tensor.dtype, device=CPU)
 
 
 def _described(self: torch.Tensor, *, tensor_contents: Any = None) -> str:
