@@ -78,6 +78,11 @@ SMALL_PARTS = 1000
 """Storages in small segments stay if they are smaller than one such part of a budget of reserved bytes."""
 MOST_FRUGAL = 3
 """Number of choices that allocate least that are replayed to see what the allocator needs."""
+SEARCHED_SHARE = 0.8
+"""Share of what the trial that reserves least needs: for less, the search ends once no rung has a trial within it.
+
+Annealing has found trials within 0.87 of it: a 3D U-Net's step on an RTX 3060 took 1.08 times as long as at best there.
+"""
 SHARE = 3
 """If every improvement is replayed, the number of trials is divided by this."""
 
@@ -148,15 +153,15 @@ def _reserving(problem: Problem, bound: int, enough_ns: int) -> FittingTrial:
     best = None if below is None else held_within(below, budget_bytes)
     reserves_least = cache(partial(_once, problem, "frugalest", partial(_frugalest, problem, bases)))
 
-    def is_met() -> bool:
-        return reserves_least()[1] <= budget_bytes
+    def may_be_met() -> bool:
+        return SEARCHED_SHARE * reserves_least()[1] <= budget_bytes
 
     for all_stay in (False, True) if problem.moves_states and problem.shared is None else (False,):
         search = Search(_of_large(problem), all_stay=all_stay)
-        ladder = partial(search.annealed_within, is_met=is_met, near=starts)
+        ladder = partial(search.annealed_within, may_be_met=may_be_met, near=starts)
         found = fastest_within(budget_bytes, least_bytes, ladder, enough_ns)
         best = min(filter(None, (best, found)), key=lambda each: each.step_ns, default=None)
-        if best.step_ns <= VERY_FAR * bound if best is not None else not is_met():
+        if best.step_ns <= VERY_FAR * bound if best is not None else not may_be_met():
             break
     frugal = (held_within(found, budget_bytes) for _, found in bases[:MOST_FRUGAL])
     held = best or next(filter(None, frugal), None)

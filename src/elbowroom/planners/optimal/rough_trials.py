@@ -94,7 +94,7 @@ class Search:
         least_bytes: int,
         over: Over,
         enough_ns: int,
-        is_met: Callable[[], bool],
+        may_be_met: Callable[[], bool],
         near: Sequence[Start] = (),
     ) -> list[Start]:
         """Return the best trials found whose reserved bytes are within the budget, and those found on the way.
@@ -102,19 +102,19 @@ class Search:
         A ladder of allocated bytes is gone down, from the budget to the first rung where the allocator has room without
         waits. On each rung trials are annealed for allocated bytes alone, and only the best are counted. From all of
         these annealing goes on for both. If only trials with waits are found, it begins once more, for those without.
-        Where no trial of a rung is within the budget, nor what reserves least, the search ends there.
+        Where no trial of a rung is within the budget, and what reserves least needs far more, the search ends there.
 
         Args:
             budget_bytes: reserved bytes.
             least_bytes: the least allocated bytes that can be planned for.
             over: counts the reserved bytes above the budget.
             enough_ns: a step this fast ends the search.
-            is_met: whether the trial that reserves least meets the budget.
+            may_be_met: whether the budget is near that of the trial that reserves least, or above it.
             near: trials for other budgets, to begin with too.
         """
         counted = [(scale, scale.counted(each, over)) for scale, each in near]
         counted += self._down_the_ladder(budget_bytes, least_bytes, over, enough_ns)
-        if all(each.over_bytes for _, each in counted) and not is_met():
+        if all(each.over_bytes for _, each in counted) and not may_be_met():
             return []
         effort, rounds = effort_of(self._asked) * EFFORT_WITHIN, ROUNDS if self._asked.shared is None else ROUNDS_NEAR
         go_on = partial(annealed, enough_ns=enough_ns, effort=effort, rounds=rounds)
