@@ -268,7 +268,8 @@ class RamGuard:
         if least is None:
             return self.refused(why, said_bytes, budget_bytes)
         shown_by = ", as a capture of the script shows" if least.is_captured else ""
-        return self.refused(why, least.limit_bytes - self.limit.limit_bytes, budget_bytes, shown_by)
+        needed_bytes = max(least.limit_bytes, self.needed_bytes(said_bytes))  # the request may be another one
+        return self.refused(why, needed_bytes - self.limit.limit_bytes, budget_bytes, shown_by)
 
     def _has_hidden(self, problem: BaseException) -> bool:
         """Return whether an error came up as nothing was left: linecache takes a MemoryError for an empty file."""
