@@ -291,8 +291,10 @@ for epoch in range(3):
 @pytest.mark.timeout(0)
 def test_modules_of_workers_that_read_data_begin_no_steps(rig: Path, tmp_path: Path) -> None:
     # given transforms that are modules, as torchvision's are, in workers that are forked with a plan in force
-    done = run(rig, tmp_path, script=OF_WORKERS, capacity_bytes=round(0.85 * PLAIN_BYTES))
+    # (what is recomputed is compared, and here are no numbers: a busy host, on which copies are slow, recomputes)
+    allowed = ("--allow", "swap,state,gradient")
+    done = run(rig, tmp_path, *allowed, script=OF_WORKERS, capacity_bytes=round(0.85 * PLAIN_BYTES))
     # then
     assert (done.returncode, len(done.stdout.splitlines())) == (0, 9), done.stderr
     assert "(9 steps, 0 mismatches)" in done.stderr
-    assert "swapped to" in done.stderr or "recomputed" in done.stderr
+    assert "swapped to" in done.stderr
