@@ -48,14 +48,14 @@ def main() -> None:
     if not chosen.table:
         write_result(result_path(RESULTS, CASE), _measured(chosen.only))
     result = newest_results(RESULTS)[CASE]
-    tables = (
-        ("models", models_table),
-        ("checkpoints", checkpoints_table),
-        ("sharded", sharded_table),
-        ("policies", policies_table),
-    )
-    for name, table in tables:
-        write_between(PAGE, f"<!-- table: {name} -->", f"<!-- end of table: {name} -->", table(result))
+    tables = {
+        "models": models_table(result),
+        "checkpoints": bounds_table(result, "checkpoints", ("estimate", "XLA, fused, barriers kept")),
+        "sharded": bounds_table(result, "sharded", ("estimate of one device", "XLA, fused")),
+        "policies": policies_table(result),
+    }
+    for name, table in tables.items():
+        write_between(PAGE, f"<!-- table: {name} -->", f"<!-- end of table: {name} -->", table)
 
 
 def _measured(only: str | None) -> dict[str, Any]:
@@ -119,19 +119,10 @@ def models_table(result: dict[str, Any]) -> str:
     return "\n".join([*lines, "", _source(result)])
 
 
-def checkpoints_table(result: dict[str, Any]) -> str:
-    """The steps with checkpoints as Markdown, where the compiler keeps their barriers."""
-    lines = ["| step | estimate | XLA, fused, barriers kept | estimate / XLA |", f"|{'---|' * 4}"]
-    for row in result["checkpoints"]:
-        sizes = [format_bytes(row["estimate_bytes"]), format_bytes(row["xla_bytes"])]
-        lines.append(f"| {row['name']} | {' | '.join(sizes)} | {row['estimate_bytes'] / row['xla_bytes']:.2f} |")
-    return "\n".join([*lines, "", _source(result)])
-
-
-def sharded_table(result: dict[str, Any]) -> str:
-    """The ways to cut a step as Markdown."""
-    lines = ["| step | estimate of one device | XLA, fused | estimate / XLA |", f"|{'---|' * 4}"]
-    for row in result["sharded"]:
+def bounds_table(result: dict[str, Any], group: str, heads: tuple[str, str]) -> str:
+    """The steps of a group next to one figure of XLA as Markdown; `heads` name the estimate and that figure."""
+    lines = [f"| step | {' | '.join(heads)} | estimate / XLA |", f"|{'---|' * 4}"]
+    for row in result[group]:
         sizes = [format_bytes(row["estimate_bytes"]), format_bytes(row["xla_bytes"])]
         lines.append(f"| {row['name']} | {' | '.join(sizes)} | {row['estimate_bytes'] / row['xla_bytes']:.2f} |")
     return "\n".join([*lines, "", _source(result)])

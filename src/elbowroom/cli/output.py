@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple, cast
 
 from elbowroom.cli.answer_types import SCHEMAS
 from elbowroom.errors import FormatError, UsageError
+from elbowroom.files.record_files import ANSWERS
 
 if TYPE_CHECKING:
     from rich.console import Console
@@ -69,7 +70,7 @@ def check_report(path: str | None) -> None:
 def as_object(answer: object) -> dict[str, object]:
     """An answer as a JSON object that begins with its schema and version."""
     schema = SCHEMAS[type(answer)]
-    return {"schema": f"elbowroom.answer.{schema.name}", "version": schema.version, **_as_json(answer)}
+    return {"schema": f"{ANSWERS}{schema.name}", "version": schema.version, **_as_json(answer)}
 
 
 def _as_json(value: Any) -> Any:

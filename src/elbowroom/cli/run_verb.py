@@ -5,7 +5,6 @@ from __future__ import annotations
 import argparse
 import atexit
 import os
-import shlex
 import sys
 import time
 from collections.abc import Callable, Sequence
@@ -281,8 +280,7 @@ def _write(room: Room, command: launch.Command, code: int, arguments: argparse.N
     if arguments.report and any(record is not None for record in records):
         from elbowroom.report import RecordNames, subject_of, write
 
-        script = f"-m {command.target}" if command.is_module else shlex.quote(command.target)
-        names = RecordNames(script=script, arguments=shlex.join(command.arguments))
+        names = RecordNames.of_script(command.target, command.arguments, is_module=command.is_module)
         subject = subject_of(*(record for record in records if record is not None))
         write(replace(subject, names=names), arguments.report)
     if (place := output.place_of(arguments)) is not None:

@@ -148,8 +148,9 @@ class Script:
             return RecordNames(**known)
         if self.graph:
             return RecordNames(script=shlex.join(self.arguments), **known)
-        script = f"-m {self.module}" if self.module else shlex.quote(self.path)
-        return RecordNames(script=script, arguments=shlex.join(self.arguments), **known)
+        return RecordNames.of_script(
+            self.module or self.path, self.arguments, is_module=self.module is not None, **known
+        )
 
     def capture(self, *arguments: Any, **options: Any) -> Trace:
         """Capture it with `elbowroom.capture_script`."""

@@ -267,8 +267,9 @@ class RamGuard:
         why = f"The training asked for more. Its last request, {asked}, goes beyond it."
         if least is None:
             return self.refused(why, said_bytes, budget_bytes)
-        shown_by = ", as a capture of the script shows" if least.is_captured else ""
         needed_bytes = max(least.limit_bytes, self.needed_bytes(said_bytes))  # the request may be another one
+        is_captured = least.is_captured and needed_bytes == least.limit_bytes
+        shown_by = ", as a capture of the script shows" if is_captured else ""
         return self.refused(why, needed_bytes - self.limit.limit_bytes, budget_bytes, shown_by)
 
     def _has_hidden(self, problem: BaseException) -> bool:

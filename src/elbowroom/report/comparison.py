@@ -12,6 +12,7 @@ from pathlib import Path
 from elbowroom.answers.memory_tree import module_bytes
 from elbowroom.answers.moved_bytes import moved_bytes
 from elbowroom.errors import UsageError
+from elbowroom.files.record_files import ANSWERS
 from elbowroom.plan import Plan
 from elbowroom.report.figures import ENERGY, HEADLINES, StorageRow, energy, largest_storages
 from elbowroom.report.peak_section import held_of
@@ -24,7 +25,7 @@ from elbowroom.units import format_bytes, format_joules, format_ns
 MODULES_SHOWN = 30
 MOST_TIMES = 10
 """From this multiple on a share says nothing."""
-RUN_SCHEMA = "elbowroom.answer.run"
+RUN_SCHEMA = f"{ANSWERS}run"
 """Schema of what `elbowroom run --json` writes, which it begins with."""
 OF_ONE = ("trace", "plan", "simulated", "measured")
 """Kinds of records that make a side."""

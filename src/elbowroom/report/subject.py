@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import shlex
+from collections.abc import Sequence
 from dataclasses import dataclass, replace
 
 from elbowroom.answers.estimate import Estimate
@@ -15,8 +17,6 @@ from elbowroom.trace import Trace
 
 KEPT = "everything kept, simulated"
 """Title of the timeline that is never measured; it says so, as readers could take its seconds for measured ones."""
-
-
 NO_NAME = "train.py"
 """Stands in commands for a script whose name is not known."""
 
@@ -36,6 +36,12 @@ class RecordNames:
     arguments: str = ""
     trace: str = "trace.json"
     plan: str = "plan.json"
+
+    @classmethod
+    def of_script(cls, target: str, arguments: Sequence[str], *, is_module: bool, **files: str) -> RecordNames:
+        """Return the names of a script or module, quoted for a command line, and of its files, which are quoted."""
+        script = f"-m {target}" if is_module else shlex.quote(target)
+        return cls(script=script, arguments=shlex.join(arguments), **files)
 
     @property
     def training(self) -> str:

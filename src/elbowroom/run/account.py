@@ -17,6 +17,8 @@ from elbowroom.units import format_bytes, format_joules, format_ns
 
 DIFFER = "inputs had new sizes in most of them. Inputs of few sizes, such as padded ones, are planned"
 """Why steps without a plan have none, where `Kinds.differ`."""
+NO_PLAN = "no plan meets it so far, all that may leaves early"
+"""Said in place of a planned peak, where the last step explored."""
 
 
 class HeldMemory(Protocol):
@@ -87,9 +89,6 @@ class StepFigures:
     recomputed_bytes: int = 0
     recompute_ns: int = 0
     checked: bool = True
-
-
-NO_PLAN = "no plan meets it so far, all that may leaves early"
 
 
 def of_step(mode: Mode, step_ns: int, counters: Counters, mismatches: int, *, checked: bool) -> StepFigures:

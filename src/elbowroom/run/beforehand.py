@@ -120,7 +120,8 @@ class Verdict:
     Attributes:
         why: the reason that there is no plan and no refusal; "" otherwise.
         message: text of the refusal.
-        least_feasible_bytes: a budget that is enough, if this one is refused; the least that may be, if it is not.
+        least_feasible_bytes: a budget that is enough, if this one is refused. Below a hard limit, if it is not: the
+            least that may be, with the records of a first step.
         assumed: what was assumed for the script; if anything was, a run has to confirm the answer.
         sure: whether a refusal holds without a step that confirms it.
         saved: what the first step saves, and what the last one saves.

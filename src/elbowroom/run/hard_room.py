@@ -10,7 +10,7 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from contextlib import suppress
 from dataclasses import replace
-from typing import Any, final
+from typing import Any, NamedTuple, final
 
 from elbowroom.capture.assemble import StepRead, step_read
 from elbowroom.capture.recording.recorder import Recorder, live_ram_bytes
@@ -26,6 +26,18 @@ FIRST_STEP_BYTES = 64 << 20
 """Bytes that a first step takes besides storages, at most as a rule: its records, small blocks, buffers of files."""
 NODE_BYTES = 110_000
 """Bytes that reading a recorded step takes for each node of autograd's graph, at most: torch makes its records then."""
+
+
+class Needs(NamedTuple):
+    """What is known of the memory that steps need, in bytes.
+
+    Attributes:
+        seen_bytes: the limit that would have been enough where memory ran out in this step; 0 if it did nowhere.
+        captured_bytes: the budget that steps need, as a capture says; 0 if it does not say.
+    """
+
+    seen_bytes: int
+    captured_bytes: int
 
 
 @final
@@ -128,23 +140,14 @@ class HardRoom:
             "storages; the run keeps to these. Raise the limit, or give a smaller budget",
         )
 
-    def refusal(
-        self, problem: BaseException, budget_bytes: int, seen_bytes: int, captured_bytes: int
-    ) -> Infeasible | None:
-        """Return what to raise for an error that a refused request for memory caused; None for any other error.
-
-        Args:
-            problem: the error.
-            budget_bytes: the budget of the run.
-            seen_bytes: the limit that would have been enough where memory ran out in this step; 0 if it did nowhere.
-            captured_bytes: the budget that steps need, as a capture says; 0 if it does not say.
-        """
-        captured = self._limit_for(captured_bytes) if captured_bytes else 0
-        least = LeastLimit(max(seen_bytes, captured), is_captured=captured > seen_bytes)
+    def refusal(self, problem: BaseException, budget_bytes: int, needs: Needs) -> Infeasible | None:
+        """Return what to raise for an error that a refused request for memory caused; None for any other error."""
+        captured = self._limit_for(needs.captured_bytes) if needs.captured_bytes else 0
+        least = LeastLimit(max(needs.seen_bytes, captured), is_captured=captured > needs.seen_bytes)
         return self._guard.refusal(problem, budget_bytes, least if least.limit_bytes else None)
 
     def begins(self) -> None:
-        """Note what a first step may hold where it begins: the script has loaded its libraries and its data."""
+        """Note what the first step may hold where it begins: the script has loaded its libraries and its data."""
         if not self._begun_bytes:
             self._begun_bytes = self._guard.own_left_bytes() + live_ram_bytes()
 

@@ -24,7 +24,7 @@ from elbowroom.run.conv_algorithms import LayerChoices
 from elbowroom.run.forked import NoRoom
 from elbowroom.run.frugal import Frugal
 from elbowroom.run.given_plan import GivenPlan, warn_of_peak
-from elbowroom.run.hard_room import HardRoom
+from elbowroom.run.hard_room import HardRoom, Needs
 from elbowroom.run.kind_totals import beyond
 from elbowroom.run.met_kinds import MetKinds
 from elbowroom.run.options import live_modules
@@ -714,22 +714,16 @@ class Learner:
         self.met_kinds.wants(key, known.schedule.saved)
         return known
 
-    def first_begins(self) -> None:
-        """Note that the first step of the training begins."""
+    def step_begins(self) -> None:
+        """Note that a step begins: before the first one, a hard limit leaves most for storages."""
         if self._held_to is not None:
             self._held_to.begins()
 
-    def refusal(self, problem: BaseException, seen_bytes: int = 0, captured_bytes: int = 0) -> Infeasible | None:
-        """Return what to raise for an error that ends the run, if a hard limit on the process caused it.
-
-        Args:
-            problem: the error.
-            seen_bytes: the limit that would have been enough where memory ran out in this step; 0 if it did nowhere.
-            captured_bytes: the budget that steps need, as a capture says; 0 if it does not say.
-        """
+    def refusal(self, problem: BaseException, needs: Needs) -> Infeasible | None:
+        """Return what to raise for an error that ends the run, if a hard limit on the process caused it."""
         if self._held_to is None:
             return None
-        return self._held_to.refusal(problem, self.budget_bytes, seen_bytes, captured_bytes)
+        return self._held_to.refusal(problem, self.budget_bytes, needs)
 
     def no_recomputes(self) -> None:
         """Plan all kinds of steps without recomputes from now on."""

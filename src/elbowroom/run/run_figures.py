@@ -20,6 +20,7 @@ from elbowroom.plan import Plan
 from elbowroom.planners.budget.run_budget import simulated
 from elbowroom.run import account as figures
 from elbowroom.run.account import MeasuredEnergy, StepFigures
+from elbowroom.run.hard_room import Needs
 from elbowroom.run.kind_totals import Kinds, beyond
 from elbowroom.run.learner import Learner
 from elbowroom.run.run_now import RunNow, plan_in_force
@@ -245,18 +246,16 @@ class RunFigures:
         """Return the error to raise if the device is lost. The device is asked for nothing from then on."""
         return loss_of(self._executor, self._steps_ended)
 
-    def refusal(self, problem: BaseException | None, seen_bytes: int = 0, captured_bytes: int = 0) -> Infeasible | None:
-        """Return what to raise for an error that ends the run, if a hard limit or others on the device caused it.
-
-        Args:
-            problem: the error; None if there was none.
-            seen_bytes: as for `Learner.refusal`.
-            captured_bytes: likewise.
-        """
+    def refusal(self, problem: BaseException | None) -> Infeasible | None:
+        """Return what to raise for an error that ends the run, if a hard limit or others on the device caused it."""
         if problem is None:
             return None
         of_device = self._executor.residence.refusal(problem, self._learner.budget_bytes, self._place())
-        return of_device or self._learner.refusal(problem, seen_bytes, captured_bytes)
+        return of_device or self._learner.refusal(problem, self._needs())
+
+    def _needs(self) -> Needs:
+        """Return what is known of the memory that steps need."""
+        return Needs(0, 0)
 
     def _place(self) -> str:
         """Say in words what runs now."""

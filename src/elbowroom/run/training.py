@@ -52,6 +52,7 @@ from elbowroom.notices import LOGGER, warn, warn_once
 from elbowroom.run import account as figures
 from elbowroom.run.allocator_limit import AllocatorLimit
 from elbowroom.run.beforehand import Child, Verdict
+from elbowroom.run.hard_room import Needs
 from elbowroom.run.hook_sampling import Unhooked
 from elbowroom.run.kind_totals import beyond
 from elbowroom.run.learner import Learner
@@ -156,13 +157,15 @@ class TrainingRun(RunFigures, Director, Conductor):
         plan = "which follows its plan" if self._current is not None else "which has no plan yet and swaps all it can"
         return f"in step {self._steps_ended + 1}, {plan}"
 
-    def refusal(self, problem: BaseException | None, seen_bytes: int = 0, captured_bytes: int = 0) -> Infeasible | None:
+    def refusal(self, problem: BaseException | None) -> Infeasible | None:
         """Return what to raise for an error that ends the run: see RunFigures."""
-        child, seen_bytes = self.beforehand, seen_bytes or self._lacked_bytes
-        if child is None or problem is None:
-            return super().refusal(problem, seen_bytes, captured_bytes)
-        found = super().refusal(problem, seen_bytes, child.least_bytes())
-        return found if found is None or self.device.type == "cpu" else child.with_least(found)
+        found = super().refusal(problem)
+        if found is None or self.beforehand is None or self.device.type == "cpu":
+            return found
+        return self.beforehand.with_least(found)
+
+    def _needs(self) -> Needs:
+        return Needs(self._lacked_bytes, 0 if self.beforehand is None else self.beforehand.least_bytes())
 
     def _known_by_itself(self) -> None:
         """End the child process: the run knows by itself now."""
@@ -229,7 +232,7 @@ class TrainingRun(RunFigures, Director, Conductor):
         try:
             self._states.close(goes_on=not self.ends_process)
         except RuntimeError as problem:
-            refusal = self._learner.refusal(problem)
+            refusal = self._learner.refusal(problem, self._needs())
             if refusal is None:
                 raise
             raise refusal from problem
@@ -396,7 +399,7 @@ class TrainingRun(RunFigures, Director, Conductor):
         self._mismatches = self._optimizer_steps = self._left_beyond = self._lacked_bytes = 0
         self._saved, self._recording, self._void = [], None, False
         self._begin_memory(known, others=others)
-        self._learner.first_begins()
+        self._learner.step_begins()
         if known is None or self._records(known):
             self._executor.settle()  # so that the recording has the transfers of this step alone
         self._executor.begin_step()

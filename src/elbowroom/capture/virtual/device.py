@@ -22,13 +22,13 @@ from elbowroom.capture.virtual.compilers.built_kernels import BuiltKernels
 from elbowroom.capture.virtual.compilers.compiled import Compiled
 from elbowroom.capture.virtual.compilers.triton_kernels import Kernels
 from elbowroom.capture.virtual.host_values.repeats import Repeats
-from elbowroom.capture.virtual.host_values.values import SPECIALS, as_virtual_cpu
+from elbowroom.capture.virtual.host_values.values import SPECIALS, give_up_bytes
 from elbowroom.capture.virtual.ledger import Ledger
 from elbowroom.capture.virtual.ledger_trace import assemble
 from elbowroom.capture.virtual.mode import VirtualMode
 from elbowroom.capture.virtual.ops import routing
 from elbowroom.capture.virtual.saves import Saves
-from elbowroom.capture.virtual.tensor import gradient_of, is_real_host
+from elbowroom.capture.virtual.tensor import gradient_of
 from elbowroom.capture.virtual.torch_cuda import threads
 from elbowroom.capture.virtual.torch_cuda.groups import Groups
 from elbowroom.capture.virtual.torch_cuda.library_settings import CudnnModel, ModelledDevice
@@ -299,8 +299,7 @@ class VirtualDevice:
     def _without_bytes(self, module: torch.nn.Module) -> None:
         """Take the bytes from parameters that got them by `parameter.data = ...`: those made on the CPU have none."""
         for parameter in parameters_of(module) if self.settings.fake_host else ():
-            if type(parameter) is torch.nn.Parameter and is_real_host(parameter) and parameter.is_floating_point():
-                parameter.data = as_virtual_cpu(parameter.data)
+            give_up_bytes(parameter)
 
     def _classify_modules(self) -> None:
         for known in tuple(self._roots.values()):

@@ -19,7 +19,7 @@ from elbowroom.capture.durations.compute_types import compute_type
 from elbowroom.capture.durations.op_line import OpLine
 from elbowroom.capture.virtual.host_values.known_values import KnownValues
 from elbowroom.capture.virtual.host_values.plausible import Plausible
-from elbowroom.capture.virtual.host_values.values import as_virtual_cpu
+from elbowroom.capture.virtual.host_values.values import give_up_bytes
 from elbowroom.capture.virtual.ledger import Ledger
 from elbowroom.capture.virtual.ops import collectives, compressed, dependent_shapes, kernels, unknown_ops
 from elbowroom.capture.virtual.ops.compared import Compared
@@ -43,7 +43,6 @@ from elbowroom.capture.virtual.tensor import (
     AsMeta,
     Inside,
     home_of,
-    is_real_host,
     is_virtual,
     meta_like,
     plain,
@@ -211,8 +210,7 @@ class VirtualMode(DispatchMode):
     def _without_bytes(self, func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
         """Take the bytes from tensors that an op is about to change by others that have none, as sums of losses."""
         for target in changed(effects_of(func), args, kwargs):
-            if type(target) is torch.Tensor and is_real_host(target) and target.is_floating_point():
-                target.data = as_virtual_cpu(target)
+            give_up_bytes(target)
 
     def forked(self) -> None:
         """Give what is made on the host its bytes: a worker that reads data makes the values of its batches."""

@@ -111,6 +111,11 @@ def is_real_host(tensor: torch.Tensor) -> bool:
     return home_of(tensor) is None and tensor.device.type == "cpu"
 
 
+def is_real_floats(tensor: torch.Tensor) -> bool:
+    """Return whether a tensor of torch's own type is on the host, has its bytes, and is of floats."""
+    return type(tensor) in _PLAIN and is_real_host(tensor) and tensor.is_floating_point()
+
+
 def gradient_of(tensor: torch.Tensor) -> torch.Tensor | None:
     """Return a tensor's gradient without noting that it was read."""
     return _GRAD(tensor)

@@ -13,7 +13,7 @@ import torch
 
 from elbowroom.capture.virtual.host_values.known_values import KnownValues
 from elbowroom.capture.virtual.ops import compressed, dependent_shapes, nested, recurrent
-from elbowroom.capture.virtual.tensor import CPU, is_virtual, meta_like, virtual
+from elbowroom.capture.virtual.tensor import CPU, is_real_floats, is_virtual, meta_like, virtual
 from elbowroom.capture.virtual.torch_cuda.storage_methods import without_bytes
 from elbowroom.engine.mapped_files import MAPPED, of_file
 from elbowroom.torch_compat.core import in_backward, node_name, storage_holders, tensor_uses
@@ -217,6 +217,12 @@ def as_virtual_cpu(tensor: torch.Tensor) -> torch.Tensor:
     if KnownValues.current is not None:
         KnownValues.current.alias(made, tensor.detach())
     return made
+
+
+def give_up_bytes(tensor: torch.Tensor) -> None:
+    """Take the bytes from a tensor of floats of the host, in place, as those that are made without bytes have none."""
+    if is_real_floats(tensor):
+        tensor.data = as_virtual_cpu(tensor)
 
 
 def _scalar_tensor(mode: VirtualMode, func: Any, args: Args, kwargs: Kwargs) -> Any:

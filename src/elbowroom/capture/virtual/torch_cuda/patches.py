@@ -13,7 +13,7 @@ from elbowroom.capture.virtual.compilers import scripted
 from elbowroom.capture.virtual.host_values.values import as_virtual_cpu
 from elbowroom.capture.virtual.ledger import Ledger
 from elbowroom.capture.virtual.ops import compressed, flex, nested, sparse
-from elbowroom.capture.virtual.tensor import is_real_host, is_virtual
+from elbowroom.capture.virtual.tensor import is_real_floats, is_real_host, is_virtual
 from elbowroom.capture.virtual.torch_cuda import (
     attributes,
     cuda_build,
@@ -96,7 +96,7 @@ def _parameters() -> list[Change]:
     made = torch.nn.Parameter.__new__
 
     def new(cls: Any, data: Any = None, requires_grad: bool = True) -> Any:
-        if type(data) in (torch.Tensor, torch.nn.Parameter) and is_real_host(data) and data.is_floating_point():
+        if is_real_floats(data):
             data = as_virtual_cpu(data)
         return made(cls, data, requires_grad)
 
