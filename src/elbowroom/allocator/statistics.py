@@ -10,6 +10,7 @@ import numpy as np
 import numpy.typing as npt
 
 from elbowroom.allocator.device_allocator import DeviceAllocator
+from elbowroom.allocator.log import Log
 
 Ints = npt.NDArray[np.int64]
 Flags = npt.NDArray[np.bool_]
@@ -74,6 +75,15 @@ class Replay:
     def driver_bytes(self) -> Ints:
         """Return rows of (event, bytes) taken from the driver, or (negative) given back."""
         return np.array([(each.event, each.size_bytes) for each in self._device.log.reserved], np.int64).reshape(-1, 2)
+
+
+def most_reserved(log: Log, first_event: int) -> int:
+    """Return the most bytes that are reserved after an event, from one of them on."""
+    level, after = 0, dict[int, int]()
+    for change in log.reserved:
+        level += change.size_bytes
+        after[max(change.event, first_event)] = level
+    return max(after.values(), default=0)
 
 
 def _ints(values: Iterable[int]) -> Ints:

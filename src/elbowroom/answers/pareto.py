@@ -13,7 +13,6 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
-from functools import partial
 from itertools import pairwise
 from typing import Any
 
@@ -150,8 +149,9 @@ def pareto(
     asked.setdefault("time_limit_s", EFFORT_S)
     lower, watch = below_device(machine, parse_budget(budget)), asked.pop("watch", None)
     for planner in planners:
-        ask = partial(asking, trace, machine, lower, requested(planner, options=options, **asked), watch=watch)
-        found += _points(_sampled(ask(shared={}).weigh, ask().weigh, kept.peak_reserved_bytes, count, watch))
+        request = requested(planner, options=options, **asked)
+        ask = asking(trace, machine, lower, request, watch=watch, shared={})
+        found += _points(_sampled(ask.weigh, kept.peak_reserved_bytes, count, watch))
     return Pareto(
         trace_id=trace.id,
         machine=machine.name,
@@ -168,12 +168,11 @@ def _check(planners: Sequence[str], count: int, options: Mapping[str, object] | 
         raise UsageError(f"pareto: given options for {len(planners)} planners; allowed is it for one; leave them out")
 
 
-def _sampled(ask: Ask, alone: Ask, kept_peak_bytes: int, count: int, watch: Watch | None) -> list[Weighed]:
+def _sampled(ask: Ask, kept_peak_bytes: int, count: int, watch: Watch | None) -> list[Weighed]:
     """Return plans by rising budget: the least, that of keeping everything, and those that halve stretches between.
 
     Args:
         ask: makes and weighs a plan that begins with those for other budgets.
-        alone: the same for one that stands alone.
         kept_peak_bytes: what keeping everything reserves.
         count: most points.
         watch: shows progress; None: Ctrl-C goes on to the caller.
@@ -185,7 +184,7 @@ def _sampled(ask: Ask, alone: Ask, kept_peak_bytes: int, count: int, watch: Watc
         while 1 < len(points) < count and (halved := _halved(ask, points)):
             points = halved
         for k in reversed(range(len(points) - 1)):
-            points[k] = _again(points[k], points[k + 1], (ask, alone) if k else (ask,))
+            points[k] = _again(ask, *points[k : k + 2])
     except ENDS as problem:
         if watch is None:
             raise
@@ -193,12 +192,11 @@ def _sampled(ask: Ask, alone: Ask, kept_peak_bytes: int, count: int, watch: Watc
     return points
 
 
-def _again(point: Weighed, following: Weighed, ways: Sequence[Ask]) -> Weighed:
-    """Return a point, or a faster one for its budget, asked for as long as it is far above the one that follows."""
-    for ask in ways:
-        if point.step_ns > STEEP * following.step_ns:
-            point = min(point, ask(point.plan.budget_bytes), key=lambda each: each.step_ns)
-    return point
+def _again(ask: Ask, point: Weighed, following: Weighed) -> Weighed:
+    """Return a point; if it is far above the one that follows, the faster of it and what is found once more."""
+    if point.step_ns <= STEEP * following.step_ns:
+        return point
+    return min(point, ask(point.plan.budget_bytes), key=lambda each: each.step_ns)
 
 
 def _halved(ask: Ask, points: Sequence[Weighed]) -> list[Weighed]:

@@ -240,8 +240,9 @@ def asking(
         judge=judge,
         prices=EnergyPrices(trace, machine) if request.objective == "energy" else None,
         shared=shared,
+        follows=request.follows,
     )
-    return Asking(problem, PLANNERS[name], name, request.options, watch, follows=request.follows)
+    return Asking(problem, PLANNERS[name], name, request.options, watch)
 
 
 def means_of(allow: Sequence[Means] | None) -> tuple[Means, ...]:

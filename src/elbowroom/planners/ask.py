@@ -32,7 +32,6 @@ class Asking:
         name: name of the planner.
         options: options of the planner.
         watch: shows progress.
-        follows: whether the least size of what may move follows each budget, whatever the problem says.
     """
 
     def __init__(
@@ -42,15 +41,12 @@ class Asking:
         name: str,
         options: Mapping[str, object],
         watch: Watch | None = None,
-        *,
-        follows: bool = False,
     ) -> None:
         self._problem = problem
         self._planner = planner
         self._name = name
         self._options = dict(options)
         self._watch = watch or Watch()
-        self._follows = follows
         self._asked = 0
 
     def plan(self, budget_bytes: int) -> Plan:
@@ -71,7 +67,7 @@ class Asking:
         limit_s = self._watch.left_s(self._problem.time_limit_s)
         self._asked += 1
         self._watch.say(f"planner {self._name}: plan {self._asked}, for {format_bytes(budget_bytes)}")
-        least = least_size(budget_bytes) if self._follows else self._problem.min_size_bytes
+        least = least_size(budget_bytes) if self._problem.follows else self._problem.min_size_bytes
         problem = replace(self._problem, budget_bytes=budget_bytes, min_size_bytes=least, time_limit_s=limit_s)
         made = self._confirmed(problem)
         if problem.prices is not None:
@@ -122,7 +118,7 @@ class Asking:
         """Whether fewer storages may move with another budget, as the least size follows it."""
         sizes = self._problem.step.storage_bytes
         low, high = least_size(budget_bytes), least_size(other_bytes)
-        return self._follows and bool(((low <= sizes) & (sizes < high)).any())
+        return self._problem.follows and bool(((low <= sizes) & (sizes < high)).any())
 
     def _met(self, found: Infeasible) -> Infeasible:
         """Return an error whose least budget can be met with the least size that follows that budget."""

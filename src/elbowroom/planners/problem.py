@@ -86,6 +86,8 @@ class Problem:
             have room for. Else None.
         prices: what recomputes and copies cost beyond their time, if plans are chosen by energy; else None.
         shared: what a planner keeps from budget to budget, if it is asked for several; None for a single plan.
+        follows: whether the least size follows the budget. That of a refusal is then the least size of its least.
+        memo: what a planner found that depends on no budget: a refusal asks for it again.
     """
 
     step: LastStep
@@ -103,6 +105,8 @@ class Problem:
     host_bytes: int | None = None
     prices: EnergyPrices | None = None
     shared: dict[object, Any] | None = None
+    follows: bool = False
+    memo: dict[object, Any] = field(default_factory=dict[object, Any], repr=False)
 
     def extra_ns(self, moves: Moves, done: Play) -> int:
         """Return what a played plan costs beyond the time of its step: 0 if plans are chosen by time."""

@@ -19,9 +19,10 @@ themselves fit. It costs the wait and the calls of the driver.
 from __future__ import annotations
 
 from bisect import bisect_left, bisect_right
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from functools import lru_cache
+from operator import attrgetter
 from typing import NamedTuple, final
 
 import numpy as np
@@ -29,6 +30,7 @@ import numpy as np
 from elbowroom.allocator.device_allocator import DeviceAllocator
 from elbowroom.allocator.replay import Event, Replay, replay, run
 from elbowroom.allocator.settings import AllocatorSettings, parse_settings
+from elbowroom.allocator.statistics import most_reserved
 from elbowroom.step.last_step import Ints, LastStep, listed
 from elbowroom.step.moves import Moves, in_order_of_need
 from elbowroom.step.rebuilds import Beat
@@ -190,7 +192,8 @@ class EqualSteps:
 
     def most_reserved(self, steps: int) -> int:
         """Return the most bytes reserved in some of the steps, without a limit."""
-        return self._read(self._replayed(None, steps)).most_reserved
+        found = self._replayed(None, steps)
+        return most_reserved(found.device.log, found.begin)
 
     def played(self, limit_bytes: int | None = None) -> Played:
         """Return the last of the steps; where an allocation does not fit, the step goes on without it."""
@@ -218,7 +221,7 @@ class EqualSteps:
         layout: _Layout | None = None
         for turn in range(count):
             made = self.events.of(turn)
-            ends = len(device.log.blocks) + np.array([0, *made.ends], np.int64)
+            ends = len(device.log.blocks) + np.concatenate([np.zeros(1, np.int64), made.ends])
             _run(device, made.events, all_fit=all_fit)
             if all_fit and device.log.failed:
                 break
@@ -236,7 +239,7 @@ class EqualSteps:
         return Played(
             allocated=_per_point(self.step, self.due, allocated),
             reserved=_per_point(self.step, self.due, reserved),
-            most_reserved=int(done.reserved_bytes[found.begin :].max(initial=0)),
+            most_reserved=most_reserved(found.device.log, found.begin),
             _due=self.due,
             _levels=reserved,
             _driven=tuple(_driven(done, self.due, found.ends)),
@@ -308,8 +311,8 @@ def equal_steps(step: LastStep, moves: Moves, away: Away, use: AllocatorUse, ste
     before = _before(step, everything=False, set_up_end=set_up_end)
     before = [*(e for e in before if e != EMPTY and e[1] not in wrapping and e[1] not in late), EMPTY]
     made = [each for storage, each in late.items() if each is not None and storage not in wrapping]
-    template = _Template(due)
-    first = _Template(sorted([*made, *due], key=_in_order)) if made else template
+    template = _Template(step, due)
+    first = _Template(step, sorted([*made, *due], key=_in_order)) if made else template
     return EqualSteps(
         step=step,
         settings=parse_settings(use.settings),
@@ -352,8 +355,8 @@ def _set_up_end(trace: Trace) -> int:
     return trace.steps[0].first_op + max(0, forwards[0] - forwards[1])
 
 
-def _in_order(due: _Due) -> tuple[int, int, int]:
-    return due.point, due.order, due.place
+_in_order = attrgetter("point", "order", "place")
+"""Key of the order of events in a step."""
 
 
 def _per_point(step: LastStep, due: Sequence[_Due], levels: Ints) -> Ints:
@@ -395,7 +398,7 @@ class _Blocks:
         inside = [e for e in step.trace.events if step.first_op <= e.op < step.end_op]
         self._found = [e.storage for e in inside if e.size_bytes < 0 and step.born[e.storage] == 0]
         self._left = [e.storage for e in inside if e.size_bytes > 0 and step.gone[e.storage] == end]
-        self._number = 1
+        self._number = 2
         self._held: dict[int, int] = {}
         for what, *rest in before:
             if what == "alloc":
@@ -408,25 +411,29 @@ class _Blocks:
         """Names of the blocks that the next step finds, by their storages; a copy."""
         return self._held.copy()
 
-    def play(self, template: _Template, events: list[Event]) -> list[int]:
-        """Append the events of one step. Returns the number of events up to each one of the template.
+    def play(self, template: _Template) -> tuple[list[Event], Ints]:
+        """Return the events of one step, and the number of them up to each one of the template.
 
-        Scratch memory and the blocks of recipes have names of their own in each step.
+        Scratch memory and what recipes make on their way are gone at the end of a step: their names serve each step.
         """
-        held, shift, ends = self._held, self._number * len(self._sizes), list[int]()
-        append, note = events.append, ends.append
-        for kind, key, event in template.entries:
+        held, shift, events = self._held, self._number * len(self._sizes), template.events.copy()
+        missing = list[int]()
+        for at, kind, key in template.renamed:
+            event = events[at]
             if kind == ALLOC:
-                append(("alloc", key + shift, *event[2:]))
+                events[at] = ("alloc", key + shift, *event[2:])
             elif kind == FREE:
-                append(("free", key + shift))
-            elif kind == VERBATIM:
-                append(event)
+                events[at] = ("free", key + shift)
             elif (name := held.pop(key, None)) is not None:
-                append(("free", name))
-            note(len(events))
+                events[at] = ("free", name)
+            else:
+                missing.append(at)
         held.update((key, key + shift) for key in template.left)
-        return ends
+        ends = np.arange(1, len(events) + 1)
+        for at in reversed(missing):
+            del events[at]
+            ends[at:] -= 1
+        return events, ends
 
     def next_step(self) -> list[Event]:
         """Pass blocks on to the next step; return events that free those that no later step would free."""
@@ -454,8 +461,7 @@ class _StepEvents:
     def of(self, turn: int) -> _MadeEvents:
         """Return the events of a step."""
         while len(self._made) <= turn:
-            events = list[Event]()
-            ends = self._blocks.play(self._others if self._made else self._first, events)
+            events, ends = self._blocks.play(self._others if self._made else self._first)
             events += self._blocks.next_step()
             self._made.append(_MadeEvents(events, ends, self._blocks.held))
         return self._made[turn]
@@ -471,7 +477,7 @@ class _MadeEvents(NamedTuple):
     """
 
     events: list[Event]
-    ends: list[int]
+    ends: Ints
     held: Mapping[int, int]
 
 
@@ -479,24 +485,36 @@ class _Template:
     """Events that are due in a step, sorted once for all equal steps.
 
     Attributes:
-        entries: kind, storage (0 if the event has none) and event.
+        events: the events, where those that differ from step to step lack their block's name.
+        renamed: place, kind and storage of each of these.
         left: storages whose blocks, allocated in the step, it does not free.
     """
 
-    def __init__(self, due: Iterable[_Due]) -> None:
-        self.entries: list[tuple[int, int, Event]] = []
-        own = dict[int, None]()
+    def __init__(self, step: LastStep, due: Sequence[_Due]) -> None:
+        own, shift = dict[int, None](), len(step.storage_bytes)
+        kinds = list[int]()
         for each in due:
             event = each.event
             if len(event) == 1 or not isinstance(key := event[1], int):
-                self.entries.append((VERBATIM, 0, event))
+                kinds.append(VERBATIM)
             elif event[0] == "alloc":
                 own[key] = None
-                self.entries.append((ALLOC, key, event))
+                kinds.append(ALLOC)
             else:
-                self.entries.append((FREE if key in own else FREE_EARLIER, key, event))
+                kinds.append(FREE if key in own else FREE_EARLIER)
                 own.pop(key, None)
         self.left = tuple(own)
+        self.events: list[Event] = []
+        self.renamed: list[tuple[int, int, int]] = []
+        for at, (kind, each) in enumerate(zip(kinds, due, strict=True)):
+            event = each.event
+            if kind == VERBATIM:
+                self.events.append(event)
+            elif kind == FREE_EARLIER or event[1] in own:
+                self.events.append(event)
+                self.renamed.append((at, kind, event[1]))
+            else:
+                self.events.append((event[0], event[1] + shift, *event[2:]))
 
 
 def _runs(step: LastStep, moves: Moves, due: list[_Due], levels: Ints) -> tuple[list[int], list[Beat]]:

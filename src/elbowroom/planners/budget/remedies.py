@@ -44,7 +44,7 @@ class Refused:
         trace: the trace, with parts where optimizer states and gradients could move.
         asked: the knobs.
         plan: plans a trace with knobs for a budget of the device; raises Infeasible.
-        allocated: returns the least allocated bytes of a trace with knobs, faster than `plan`; None uses `plan`.
+        allocated: returns the least allocated bytes of a trace with knobs, faster than `plan`, if there is such a way.
     """
 
     trace: Trace
@@ -60,9 +60,11 @@ class Refused:
             return problem.least_feasible_bytes
         return 1
 
-    def least_allocated(self, trace: Trace, asked: PlanRequest) -> int:
-        """Return the least allocated bytes, quickly; comparable only with other results of this function."""
-        return self.allocated(trace, asked) if self.allocated else self.least(trace, asked)
+    def may_help(self, means: Collection[Means]) -> bool:
+        """Whether other means lower the least allocated bytes, as far as there is a quick way to tell."""
+        if self.allocated is None:
+            return True
+        return _less(self.allocated(*_with(self, means)), self.allocated(*_with(self, self.asked.allow)))
 
 
 def with_remedies(problem: Infeasible, refused: Refused) -> Infeasible:
@@ -85,11 +87,10 @@ def _means(problem: Infeasible, refused: Refused, until_s: float) -> list[str]:
     """Return lines with the value of --allow for each means that helps, and the least budget with it."""
     given = refused.asked.allow
     others: list[Means] = [each for each in LOOKED_AT if each not in given and _shows(refused.trace, each)]
-    present_bytes = refused.least_allocated(*_with(refused, given)) if others else 0
     found: list[str] = []
     for means in others:
         wanted: tuple[Means, ...] = tuple(each for each in LOOKED_AT if each in given or each == means)
-        if time.monotonic() > until_s or not _less(refused.least_allocated(*_with(refused, wanted)), present_bytes):
+        if time.monotonic() > until_s or not refused.may_help(wanted):
             continue
         least_bytes = refused.least(*_with(refused, wanted))
         if _less(least_bytes, problem.least_feasible_bytes):

@@ -32,6 +32,11 @@ class Neighbour:
     budget_bytes: int
     held: FittingTrial
 
+    @classmethod
+    def of(cls, budget_bytes: int, found: Found) -> Neighbour:
+        """Return a trial that meets a budget without waits for the driver."""
+        return cls(budget_bytes=budget_bytes, held=FittingTrial(found=found, step_ns=found[0].cost[0], is_driven=False))
+
     @property
     def allocated_bytes(self) -> int:
         """Peak of its allocated bytes."""
@@ -67,14 +72,14 @@ class Neighbours:
         above = min((each for each in self._met if each.budget_bytes > budget_bytes), key=_budget, default=None)
         for each in (below, above):
             if each is not None:
-                yield _start(each, budget_bytes, least_bytes)
+                yield start_near(each, budget_bytes, least_bytes)
 
 
 def _budget(of: Neighbour) -> int:
     return of.budget_bytes
 
 
-def _start(near: Neighbour, budget_bytes: int, least_bytes: int) -> Start:
+def start_near(near: Neighbour, budget_bytes: int, least_bytes: int) -> Start:
     """Return a trial as a choice for another budget: as it is if it meets it, and else brought within.
 
     It allocates about the same share of the budget as of its own.

@@ -16,7 +16,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import replace
-from functools import cache, partial
+from functools import partial
 from typing import TypeVar
 
 from elbowroom.allocator.blocks import SMALL_BYTES
@@ -35,7 +35,7 @@ from elbowroom.planners.optimal.algorithm_choice import (
 )
 from elbowroom.planners.optimal.baseline_trials import BASELINES, seeds_in_reserved, trial_of
 from elbowroom.planners.optimal.exhaustive import are_few, fastest_of_all, least_of_all
-from elbowroom.planners.optimal.neighbours import Neighbours
+from elbowroom.planners.optimal.neighbours import Neighbour, Neighbours, start_near
 from elbowroom.planners.optimal.pipe_bound import alike, bound_ns
 from elbowroom.planners.optimal.refine import (
     ALL_PLAYED,
@@ -56,11 +56,12 @@ from elbowroom.planners.optimal.reserved_trials import (
     frugalest,
     held_within,
 )
-from elbowroom.planners.optimal.rough_trials import GAP_SHARE, NAME, Found, Search, effort_of, pool_of
+from elbowroom.planners.optimal.rough_trials import GAP_SHARE, NAME, Found, Search, Start, effort_of, pool_of
 from elbowroom.planners.optimal.state_choice import all_away, states_near, states_on_offer
 from elbowroom.planners.optimal.swaps_after_recomputes import Basis
 from elbowroom.planners.optimal.trial import Trial, arranged, tried
 from elbowroom.planners.problem import Problem, as_plan, movable, peak_of, with_disk, without_disk
+from elbowroom.step.least_size import least_size
 
 Made = TypeVar("Made")
 
@@ -147,26 +148,31 @@ def _reserving(problem: Problem, bound: int, enough_ns: int) -> FittingTrial:
     Raises:
         Infeasible: there is no such trial.
     """
-    bases, budget_bytes = _once(problem, "bases", partial(_frugal_bases, problem)), problem.budget_bytes
+    bases, budget_bytes = _frugal_bases(problem), problem.budget_bytes
+    if problem.follows and bases[0][0] > budget_bytes:  # a refusal names the least of what may move there
+        problem = replace(problem, min_size_bytes=max(problem.min_size_bytes, least_size(bases[0][0])))
+        bases = _frugal_bases(problem)
     least_bytes, known = bases[0][0], _known(problem)
     below, starts = known.below(budget_bytes), list(known.starts(budget_bytes, least_bytes))
     best = None if below is None else held_within(below, budget_bytes)
-    reserves_least = cache(partial(_once, problem, "frugalest", partial(_frugalest, problem, bases)))
 
-    def may_be_met() -> bool:
-        return SEARCHED_SHARE * reserves_least()[1] <= budget_bytes
+    def nearest() -> Start | None:
+        found, limit_bytes = _frugalest(problem, bases)
+        if SEARCHED_SHARE * limit_bytes > budget_bytes:
+            return None
+        return start_near(Neighbour.of(limit_bytes, found), budget_bytes, least_bytes)
 
     for all_stay in (False, True) if problem.moves_states and problem.shared is None else (False,):
         search = Search(_of_large(problem), all_stay=all_stay)
-        ladder = partial(search.annealed_within, may_be_met=may_be_met, near=starts)
+        ladder = partial(search.annealed_within, frugalest=nearest, near=starts)
         found = fastest_within(budget_bytes, least_bytes, ladder, enough_ns)
         best = min(filter(None, (best, found)), key=lambda each: each.step_ns, default=None)
-        if best.step_ns <= VERY_FAR * bound if best is not None else not may_be_met():
+        if best.step_ns <= VERY_FAR * bound if best is not None else nearest() is None:
             break
     frugal = (held_within(found, budget_bytes) for _, found in bases[:MOST_FRUGAL])
     held = best or next(filter(None, frugal), None)
     if held is None:
-        found, limit_bytes = reserves_least()
+        found, limit_bytes = _frugalest(problem, bases)
         held = held_within(found, budget_bytes)
         if held is None:
             raise _over_reserved(problem, least_bytes, max(limit_bytes, budget_bytes + 1))
@@ -188,26 +194,32 @@ def _known(problem: Problem) -> Neighbours:
 
 
 def _once(problem: Problem, name: str, make: Callable[[], Made]) -> Made:
-    """Return what does not depend on the budget: it is made once if several budgets are asked for."""
-    if problem.shared is None:
-        return make()
-    key = (name, problem.kind)
-    if key not in problem.shared:
-        problem.shared[key] = make()
-    return problem.shared[key]
+    """Return what does not depend on the budget: it is made once, however many budgets are asked for."""
+    known, key = problem.memo if problem.shared is None else problem.shared, (name, problem.kind)
+    if key not in known:
+        known[key] = make()
+    return known[key]
 
 
 def _frugal_bases(problem: Problem) -> list[tuple[int, Found]]:
     """Return different choices that allocate few bytes, the least first."""
-    bases = sorted(_bases(problem), key=lambda each: (each[0], each[1][0].cost))
-    return [each for k, each in enumerate(bases) if not k or each[1][0].cost != bases[k - 1][1][0].cost]
+
+    def make() -> list[tuple[int, Found]]:
+        bases = sorted(_bases(problem), key=lambda each: (each[0], each[1][0].cost))
+        return [each for k, each in enumerate(bases) if not k or each[1][0].cost != bases[k - 1][1][0].cost]
+
+    return _once(problem, "bases", make)
 
 
 def _frugalest(problem: Problem, bases: Sequence[tuple[int, Found]]) -> tuple[Found, int]:
     """Return the trial with the least limit of reserved bytes, and that limit."""
-    at_least = replace(problem, budget_bytes=bases[0][0])
-    frugal = [found for _, found in bases[:MOST_FRUGAL]]
-    return frugalest(frugal, Search(at_least).rough, partial(_near, at_least))
+
+    def make() -> tuple[Found, int]:
+        at_least = replace(problem, budget_bytes=bases[0][0])
+        frugal = [found for _, found in bases[:MOST_FRUGAL]]
+        return frugalest(frugal, Search(at_least).rough, partial(_near, at_least))
+
+    return _once(problem, "frugalest", make)
 
 
 def _of_large(problem: Problem) -> Problem:

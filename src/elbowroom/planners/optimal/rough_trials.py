@@ -94,7 +94,7 @@ class Search:
         least_bytes: int,
         over: Over,
         enough_ns: int,
-        may_be_met: Callable[[], bool],
+        frugalest: Callable[[], Start | None],
         near: Sequence[Start] = (),
     ) -> list[Start]:
         """Return the best trials found whose reserved bytes are within the budget, and those found on the way.
@@ -102,24 +102,27 @@ class Search:
         A ladder of allocated bytes is gone down, from the budget to the first rung where the allocator has room without
         waits. On each rung trials are annealed for allocated bytes alone, and only the best are counted. From all of
         these annealing goes on for both. If only trials with waits are found, it begins once more, for those without.
-        Where no trial of a rung is within the budget, and what reserves least needs far more, the search ends there.
+        Where no trial of a rung is within the budget, it goes on from what reserves least too, or ends there if that
+        needs far more.
 
         Args:
             budget_bytes: reserved bytes.
             least_bytes: the least allocated bytes that can be planned for.
             over: counts the reserved bytes above the budget.
             enough_ns: a step this fast ends the search.
-            may_be_met: whether the budget is near that of the trial that reserves least, or above it.
+            frugalest: returns the trial that reserves least; None if that needs far more than the budget.
             near: trials for other budgets, to begin with too.
         """
         counted = [(scale, scale.counted(each, over)) for scale, each in near]
         counted += self._down_the_ladder(budget_bytes, least_bytes, over, enough_ns)
-        if all(each.over_bytes for _, each in counted) and not may_be_met():
-            return []
-        effort, rounds = effort_of(self._asked) * EFFORT_WITHIN, ROUNDS if self._asked.shared is None else ROUNDS_NEAR
+        if all(each.over_bytes for _, each in counted):
+            if (least := frugalest()) is None:
+                return []
+            counted.append((least[0], least[0].counted(least[1], over)))
+        effort, rounds = effort_of(self._asked) * EFFORT_WITHIN, ROUNDS_NEAR if near else ROUNDS
         go_on = partial(annealed, enough_ns=enough_ns, effort=effort, rounds=rounds)
         chains = go_on(first_chains(counted, over))
-        if self._asked.shared is not None:
+        if near:
             return _ends(chains)
         driven = chains if any(each.best for each in chains) and not _any_within(chains) else []
         if driven:
