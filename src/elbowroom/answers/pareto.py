@@ -35,10 +35,7 @@ EFFORT_S = 1.0
 """Default time limit of each search for a plan, in seconds: about a tenth of the changes that are tried otherwise."""
 
 STEEP = 1.3
-"""A point slower than the next one by this factor is asked for once more, as it had fewer plans to begin with.
-
-If that is of no use, a plan that stands alone is looked for, but for the least budget, where little helps.
-"""
+"""A point slower than the next one by this factor is asked for once more, as it had fewer plans to begin with."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
