@@ -76,11 +76,9 @@ def with_remedies(problem: Infeasible, refused: Refused) -> Infeasible:
     """
     refused = replace(refused, trace=with_accumulations(refused.trace))
     until_s = time.monotonic() + PATIENCE_S
-    found = [*_means(problem, refused, until_s), *_least_size(problem, refused, until_s)]
-    found += _smaller_input(problem, refused, until_s)
-    if not found:
-        return problem
-    return problem.reworded("\n".join([str(problem), *found]))
+    smaller = list(_smaller_input(problem, refused, until_s))  # looked at first: it helps where nothing else does
+    found = [*_means(problem, refused, until_s), *_least_size(problem, refused, until_s), *smaller]
+    return problem.reworded("\n".join([str(problem), *found])) if found else problem
 
 
 def _means(problem: Infeasible, refused: Refused, until_s: float) -> list[str]:
