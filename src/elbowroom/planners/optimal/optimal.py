@@ -177,14 +177,18 @@ def _reserving(problem: Problem, bound: int, enough_ns: int) -> FittingTrial:
         if held is None:
             raise _over_reserved(problem, least_bytes, max(limit_bytes, budget_bytes + 1))
     if problem.shared is None:
-        is_small = len(problem.step.saves) <= FEW_SAVES and held.step_ns > enough_ns
-        if best is None or is_small or held.step_ns > FAR * bound:
-            held = _or_baseline(problem, held)
-        within = AcceptedTrials(held, budget_bytes)
-        _refined(problem, held.found, bound, enough_ns, within, SHARE)
-        held = within.best
+        held = _improved(problem, held, bound, enough_ns)
     known.add(budget_bytes, held)
     return held
+
+
+def _improved(problem: Problem, held: FittingTrial, bound: int, enough_ns: int) -> FittingTrial:
+    """Return the best trial that the baselines and exchanges find from a trial on."""
+    is_small = len(problem.step.saves) <= FEW_SAVES and held.step_ns > enough_ns
+    held = _or_baseline(problem, held) if is_small or held.step_ns > FAR * bound else held
+    within = AcceptedTrials(held, problem.budget_bytes)
+    _refined(problem, held.found, bound, enough_ns, within, SHARE)
+    return within.best
 
 
 def _known(problem: Problem) -> Neighbours:
