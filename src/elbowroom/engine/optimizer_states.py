@@ -113,9 +113,14 @@ class OptimizerStates:
     def _forget(self, _: object) -> None:
         """Let go of the parameters of optimizers that are gone: the parts of their steps hold them."""
         self._met = [each for each in self._met if each[0]() is not None]
-        self._parts, self._ended = _of_alive(self._parts), _of_alive(self._ended)
-        self._of_steps = [each for each in self._of_steps if _of_alive(each)]
-        self._of_kinds = {kind: each for kind, each in self._of_kinds.items() if _of_alive(each)}
+        self._parts, self._ended = self._of_alive(self._parts), self._of_alive(self._ended)
+        self._of_steps = [each for each in self._of_steps if self._of_alive(each)]
+        self._of_kinds = {kind: each for kind, each in self._of_kinds.items() if self._of_alive(each)}
+
+    @staticmethod
+    def _of_alive(parts: list[EndedPart]) -> list[EndedPart]:
+        """Return the parts of a step, none if an optimizer of them is gone. Called as Python ends, without globals."""
+        return parts if all(ref() is not None for ref, _, _ in parts) else []
 
     def rest(self) -> None:
         """Take all hooks out of the optimizers, until `wake`. No state and no parameter is away then."""
@@ -300,7 +305,7 @@ class OptimizerStates:
         """
         if len(self._of_steps) > 1:
             same = self._of_kinds.get(self._kind, [])
-            if same and _of_alive(same) and self._are_of(same, known):
+            if same and self._of_alive(same) and self._are_of(same, known):
                 return same
             return next((each for each in self._of_steps if self._are_of(each, known)), self._of_steps[0])
         return self._of_steps[0] if self._of_steps else []
@@ -501,8 +506,3 @@ def _fits(known: StepPlan, part: int, states: list[Found]) -> bool:
     expected = parts[part] if part < len(parts) else ()
     found = [(each.size_bytes, dtype_name(each.dtype)) for each in states]
     return part < len(parts) and found == [(slot.size_bytes, slot.dtype) for slot in expected]
-
-
-def _of_alive(parts: list[EndedPart]) -> list[EndedPart]:
-    """Return the parts of a step, none if an optimizer of them is gone."""
-    return parts if all(ref() is not None for ref, _, _ in parts) else []

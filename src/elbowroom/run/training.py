@@ -623,7 +623,7 @@ class TrainingRun(RunFigures, Director, Conductor):
         self._rested(rest.ends())
         if rest.excess_bytes:
             self.steps[-1] = replace(self.steps[-1], mismatches=1)
-            self._surprises.memory(rest.excess_bytes)
+            self._surprises.memory(rest.excess_bytes, of_process=self.device.type == "cpu")
         if not rest.goes_on:
             self._wake()
 
@@ -651,7 +651,7 @@ class TrainingRun(RunFigures, Director, Conductor):
             was.ran += 1
         if excess_bytes := self._unhooked.ended(self._current):
             self._mismatches += 1
-            self._surprises.memory(excess_bytes)
+            self._surprises.memory(excess_bytes, of_process=self.device.type == "cpu")
             self._learner.met_kinds.held_more(self._key, was, saved)
         step_ns, counters = self._end_ns - self._begin_ns, self._executor.counters
         step = figures.of_step(self._mode, step_ns, counters, self._mismatches, checked=not without)
