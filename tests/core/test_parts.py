@@ -151,6 +151,47 @@ def test_the_schedule_says_what_to_do_where_gradients_are_written() -> None:
     assert schedule.peak_allocated_bytes == 200
 
 
+def added_to() -> Trace:
+    """Two gradients of 100 bytes are there before the step: op 1 adds to the first one, which outlives it.
+
+    Op 0 is the forward, with a temporary of 150 bytes. Op 2 is the optimizer's, which steps another net. Nothing uses
+    the second gradient.
+    """
+    build = Build()
+    gradients = [build.storage(100, "gradient") for _ in range(2)]
+    build.op("forward", 100, temporary=150)
+    build.phase = "backward"
+    build.op("add", 100, reads=(gradients[0],), writes=(gradients[0],))
+    build.phase = "optimizer"
+    build.op("update", 100, temporary=150)
+    return replace(build.trace(), parts=(accumulation(1, 2, gradients[0]),))
+
+
+def test_a_gradient_that_outlives_the_step_is_away_from_its_last_accumulation_to_its_first_in_the_next() -> None:
+    trace = added_to()
+    step = last_step(trace)
+    assert (step.storage.tolist(), step.idle_from.tolist(), step.first_read.tolist()) == ([0], [2], [1])
+    assert step.returns.tolist() == [True]
+
+    # kept: 100 + 100 and a temporary of 150; with the first one away, op 0 and 2 hold 100 + 150 and op 1 both
+    assert int(step.level.max()) == 350
+    made = plan(trace, machine(), 250, min_size=1, allow=("swap", "gradient"))
+    schedule = compile_schedule(trace, made)
+    assert schedule.peak_allocated_bytes == 250
+    assert [slot.n for slot in schedule.gradients] == [0]
+    assert schedule.carried == {0}
+    assert schedule.accumulated == ((100, "float32"),)
+    assert schedule.lasting == {0}
+    # the second one is there all the time: it counts as one of another net
+    assert schedule.idle_bytes == 100
+
+
+def test_a_gradient_that_other_code_uses_after_its_last_accumulation_stays_until_the_next_step() -> None:
+    trace = added_to()
+    clipped = [replace(op, reads=(*op.reads, 0)) if at == 2 else op for at, op in enumerate(trace.ops)]
+    assert last_step(replace(trace, ops=tuple(clipped))).storage.tolist() == []
+
+
 def released(freed: str, saved: int = 0) -> Trace:
     """Two gradients of 100 bytes, made in turn, and a part of the optimizer's step for each, with a temporary of 50.
 

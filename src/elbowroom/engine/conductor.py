@@ -35,6 +35,9 @@ class PartsObserver(Protocol):
     def classify(self, category: Category, tensors: Iterable[torch.Tensor]) -> None:
         """Note what the storages of these tensors are for."""
 
+    def others(self, storages: Iterable[torch.UntypedStorage]) -> None:
+        """Note states and gradients on the device that may leave before the step, if nothing in it uses them."""
+
     def used(self, parameters: Iterable[tuple[torch.UntypedStorage, torch.dtype]]) -> None:
         """Note that the op that begins uses the bytes of these parameters."""
 

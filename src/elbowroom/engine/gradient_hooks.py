@@ -89,7 +89,7 @@ class Accumulating:
     def _may_move(self, parameter: nn.Parameter) -> bool:
         return (
             not is_lazy(parameter)
-            and parameter.requires_grad
+            and (parameter.requires_grad or self.of(id(parameter)) is parameter)  # it may be frozen for a while
             and parameter.device == self._where
             and parameter.layout is torch.strided
             and parameter.numel() * parameter.element_size() >= self._least_bytes

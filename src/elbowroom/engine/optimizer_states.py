@@ -11,8 +11,9 @@ It leaves again once that reference is gone, when a later step begins or its par
 from __future__ import annotations
 
 import weakref
-from collections.abc import Callable, Hashable
+from collections.abc import Callable, Hashable, Iterable, Iterator
 from contextlib import suppress
+from itertools import accumulate
 from typing import Any, final
 
 import torch
@@ -33,6 +34,10 @@ from elbowroom.notices import Once, warn, warn_once
 from elbowroom.torch_compat.core import storage_key
 from elbowroom.units import NONE, format_bytes
 
+MOST_ROOMY = 7
+"""Plans, but for the last, that are known to have room for the states and gradients of other optimizers."""
+MOST_KINDS = 15
+"""Kinds of steps, but for the last, of which the optimizers are remembered."""
 EndedPart = tuple[weakref.ref[torch.optim.Optimizer], Portion, int]
 """The optimizer, the parameters of the part, and the identity of the mapping with the states."""
 
@@ -73,6 +78,8 @@ class OptimizerStates:
         self._parts: list[EndedPart] = []
         self._ended: list[EndedPart] = []
         self._of_steps: list[list[EndedPart]] = []
+        self._of_kinds: dict[Hashable, list[EndedPart]] = {}
+        self._kind: Hashable = None
         self._placed_for: StepPlan | None = None
         self._part = 0
         self._in_turn = InTurn(self._begin_part, self._end_part, self._step_whole)
@@ -81,6 +88,7 @@ class OptimizerStates:
         self._stepping: Stepping | None = None
         self._loading: StatesLoading | None = None
         self._met: list[tuple[weakref.ref[torch.optim.Optimizer], Hashable]] = []
+        self._roomy: list[StepPlan] = []
 
     def open(self) -> None:
         """Install the hooks: wrap the steps of all optimizers that are met from now on."""
@@ -97,14 +105,22 @@ class OptimizerStates:
         if self._stepping is not None:
             self._stepping.meets(optimizer, args, kwargs)
             others = [each for each in self._met if each[0]() not in (None, optimizer)]
-            self.optimizers += all(each[0]() is not optimizer for each in self._met)
+            if all(each[0]() is not optimizer for each in self._met):
+                self.optimizers += 1
+                self._roomy.clear()
             self._met = [*others, (weakref.ref(optimizer, self._forget), self._executor.stream())]
 
     def _forget(self, _: object) -> None:
         """Let go of the parameters of optimizers that are gone: the parts of their steps hold them."""
         self._met = [each for each in self._met if each[0]() is not None]
-        self._parts, self._ended = _of_alive(self._parts), _of_alive(self._ended)
-        self._of_steps = [each for each in self._of_steps if _of_alive(each)]
+        self._parts, self._ended = self._of_alive(self._parts), self._of_alive(self._ended)
+        self._of_steps = [each for each in self._of_steps if self._of_alive(each)]
+        self._of_kinds = {kind: each for kind, each in self._of_kinds.items() if self._of_alive(each)}
+
+    @staticmethod
+    def _of_alive(parts: list[EndedPart]) -> list[EndedPart]:
+        """Return the parts of a step, none if an optimizer of them is gone. Called as Python ends, without globals."""
+        return parts if all(ref() is not None for ref, _, _ in parts) else []
 
     def rest(self) -> None:
         """Take all hooks out of the optimizers, until `wake`. No state and no parameter is away then."""
@@ -127,12 +143,22 @@ class OptimizerStates:
 
     # Steps of optimizers
 
-    def plan_begins(self, known: StepPlan) -> None:
+    def turn_to(self, kind: Hashable) -> None:
+        """End the step before. A step of a kind comes, which is known by what is seen before it."""
+        self._step_ended()
+        self.gradients.turn_to(kind)
+        self._kind = kind
+
+    def plan_begins(self, known: StepPlan, spare_bytes: int | None = None) -> None:
         """Place the states for the plan of a step that is about to begin: move out or bring back as it expects.
 
         This comes before the writes of the step are counted, as its plan does not count these moves.
+
+        Args:
+            known: the plan.
+            spare_bytes: what the plan leaves free of the budget: states and gradients of other optimizers that take
+                more leave. None if they may not.
         """
-        self._step_ended()
         if known is not self._placed_for:
             self._parts = self._parts_of(known)
         elif self._of_steps:
@@ -146,10 +172,36 @@ class OptimizerStates:
             elif known is not self._placed_for or self._changed():
                 self._place(known)
         self._placed_for = known
+        if spare_bytes is not None and len(self._met) > 1 and not any(each is known for each in self._roomy):
+            self._others_leave(known, spare_bytes)
+
+    def _others_leave(self, known: StepPlan, spare_bytes: int) -> None:
+        """Let gradients and states of other optimizers leave, as far as a plan has no room for them.
+
+        What was there as its step was recorded is in its trace. See Note: [Gradients of others] in gradients.py.
+        """
+        own = {id(optimizer) for ref, *_ in self._parts if (optimizer := ref()) is not None}
+        met = ((optimizer, stream) for ref, stream in self._met if (optimizer := ref()) is not None)
+        others = [each for each, stream in met if id(each) not in own and stream == self._executor.stream()]
+        here = list(self._here(others))
+        gradients = self.gradients.of_others(known) if self.gradients.may_leave else {}
+        room_bytes = spare_bytes + known.schedule.idle_bytes
+        sizes = [*gradients.values(), *(found.size_bytes for _, found in here)]  # most gradients need not come back
+        held_before = accumulate(reversed(sizes), initial=0)
+        stay = sum(held + size <= room_bytes for held, size in zip(held_before, reversed(sizes), strict=False))
+        leaving = len(sizes) - stay
+        if not leaving and not self._owners and not self.gradients.some_away:
+            self._roomy = [*self._roomy[-MOST_ROOMY:], known]  # nothing is away that could come back
+        if not leaving:
+            return
+        with self._conductor.aside(), suppress(TierFull):
+            self.gradients.let_leave(list(gradients)[:leaving], known)
+            for optimizer, found in here[: max(0, leaving - len(gradients))]:
+                self._leave(optimizer, found, NONE)
+            self._executor.settle()
 
     def begin_step(self) -> None:
         """Begin a step of the training."""
-        self._step_ended()
         known, self._part = self._conductor.known(), 0
         self.gradients.begin_step(known)
         self.parameters.begin_step()
@@ -159,9 +211,23 @@ class OptimizerStates:
         elif not self.in_parts:
             self.bring_back(None)
             self._placed_for = None
+        recorder = self._conductor.recorder()
+        if recorder is not None and self.in_parts and len(self._met) > 1:
+            recorder.others(found.storage for _, found in self._here(ref() for ref, _ in self._met))
+
+    def _here(
+        self, optimizers: Iterable[torch.optim.Optimizer | None]
+    ) -> Iterator[tuple[torch.optim.Optimizer, Found]]:
+        """Yield the states of some optimizers that are on the device and may leave."""
+        for optimizer in optimizers:
+            states = [] if optimizer is None else self._movable(optimizer, whole(optimizer))
+            for found in states:
+                if optimizer is not None and not found.held and storage_key(found.storage) not in self._owners:
+                    yield optimizer, found
 
     def end_step(self) -> None:
         """End a step of the training: the last optimizer has stepped."""
+        self.gradients.end_step()
         known = self._conductor.known()
         if known is not None and known.schedule.on_end is not None:
             with self._conductor.aside():
@@ -174,7 +240,7 @@ class OptimizerStates:
         return found
 
     def _step_whole(self, optimizer: torch.optim.Optimizer) -> None:
-        self.gradients.bring_back()
+        self.gradients.bring_back(whole(optimizer).parameters())
         self.bring_back(optimizer)
 
     def _begin_part(self, optimizer: torch.optim.Optimizer, portion: Portion) -> None:
@@ -228,11 +294,19 @@ class OptimizerStates:
         if self._ended:
             refs = [ref for ref, _, _ in self._ended]
             others = [each for each in self._of_steps if [ref for ref, _, _ in each] != refs]
+            self._of_kinds.pop(self._kind, None)
+            self._of_kinds = dict([*self._of_kinds.items()][-MOST_KINDS:]) | {self._kind: self._ended}
             self._of_steps, self._ended = [self._ended, *others], []
 
     def _parts_of(self, known: StepPlan) -> list[EndedPart]:
-        """Return the parts of the last step like those of a plan: optimizers may step in turn. Else of the last one."""
+        """Return the parts of the last step like those of a plan: optimizers may step in turn. Else of the last one.
+
+        Those of the last step of this kind come first: two nets may have states of the same sizes.
+        """
         if len(self._of_steps) > 1:
+            same = self._of_kinds.get(self._kind, [])
+            if same and self._of_alive(same) and self._are_of(same, known):
+                return same
             return next((each for each in self._of_steps if self._are_of(each, known)), self._of_steps[0])
         return self._of_steps[0] if self._of_steps else []
 
@@ -432,8 +506,3 @@ def _fits(known: StepPlan, part: int, states: list[Found]) -> bool:
     expected = parts[part] if part < len(parts) else ()
     found = [(each.size_bytes, dtype_name(each.dtype)) for each in states]
     return part < len(parts) and found == [(slot.size_bytes, slot.dtype) for slot in expected]
-
-
-def _of_alive(parts: list[EndedPart]) -> list[EndedPart]:
-    """Return the parts of a step, none if an optimizer of them is gone."""
-    return parts if all(ref() is not None for ref, _, _ in parts) else []

@@ -56,6 +56,7 @@ from elbowroom.planners.budget.run_budget import (
 )
 from elbowroom.planners.request import PlanRequest
 from elbowroom.run.options import asked as checked
+from elbowroom.step.states_of_others import without_others
 from elbowroom.step.workspaces import without_workspaces
 from elbowroom.trace import Save, Trace
 from elbowroom.units import Budget, format_bytes, format_exact_bytes
@@ -303,7 +304,7 @@ def verdict_of(trace: Trace, machine: Machine, question: Question) -> Verdict:
     """Plan a captured trace for the budget; refuse the budget if no plan meets it."""
     steps = _large_saves(trace, question.min_size_bytes)
     kinds = [_sizes(trace, saves) for saves in steps]
-    shown = restricted(as_run(trace, question.min_size_bytes), question.allow)
+    shown = without_others(restricted(as_run(trace, question.min_size_bytes), question.allow))
     if len(kinds) < STEPS or len(set(kinds[1:])) > 1:
         why = "its steps are not alike"
         if len(kinds) < STEPS:

@@ -111,10 +111,19 @@ class Surprises:
             "more than that may be held. Free them, or give a larger budget",
         )
 
-    def memory(self, excess_bytes: int) -> None:
-        """Warn that a step that was not checked has held more bytes than the budget allows."""
+    def memory(self, excess_bytes: int, *, of_process: bool) -> None:
+        """Warn that a step that was not checked has held more bytes than the budget allows.
+
+        Args:
+            excess_bytes: bytes beyond the budget.
+            of_process: whether these are resident bytes of the process, of which tensors may be a part only.
+        """
+        more = f"held {format_bytes(excess_bytes)} more than the budget allows"
         self._warn(
-            f"a step that begins as those before it held {format_bytes(excess_bytes)} more than the budget allows",
+            f"the process {more} since it was last looked at: in a step that begins as those before it, between two "
+            "steps, or in memory of other libraries such as NumPy, which looks the same there"
+            if of_process
+            else f"a step that begins as those before it {more}",
             "what autograd saves in the next ones is compared with the plan again",
         )
 

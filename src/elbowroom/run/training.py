@@ -67,7 +67,7 @@ from elbowroom.run.step_kinds import StepKind, details, lower_bytes, may_train, 
 from elbowroom.run.step_plan import Following
 from elbowroom.run.unrecorded import Levels
 from elbowroom.step.schedule import Action
-from elbowroom.torch_compat.core import in_backward, keywords_of_call, never_compiled
+from elbowroom.torch_compat.core import in_backward, is_distributed, keywords_of_call, never_compiled
 from elbowroom.units import format_bytes
 
 COLLECTS_EACH = 20
@@ -390,6 +390,7 @@ class TrainingRun(RunFigures, Director, Conductor):
     def _begin_step(self, root: torch.nn.Module | None, key: Hashable, details: Hashable = None) -> None:
         known = self._expected_beside_peers(key)
         self._room.retries.turn(on=False)  # the run's own work before the step needs none
+        self._states.turn_to(key)
         self._states.parameters.step_comes()
         if known is None and self._learner.parameters and alive_of(torch.optim.Optimizer):
             self._states.parameters.leave_files()
@@ -548,7 +549,9 @@ class TrainingRun(RunFigures, Director, Conductor):
         else:
             needed_bytes = known.course.peak_bytes
             known.begins_empty = others and residence.others_come(needed_bytes, self.budget_bytes)
-        self._states.plan_begins(known)
+        self._states.gradients.may_leave = self._learner.gradients and not is_distributed()
+        spare_bytes = max(0, self.budget_bytes - known.course.peak_bytes)
+        self._states.plan_begins(known, spare_bytes if self._learner.in_parts else None)
         if is_new:
             self._executor.expect(lower_bytes(known))
 
@@ -604,6 +607,7 @@ class TrainingRun(RunFigures, Director, Conductor):
         """Let the training rest, if its last steps ran without hooks and as expected: see Note: [Rest]."""
         kind, root = self._current, self._unhooked.root()
         unsure = self._optimizer_steps > 1 or self._room.retries.on or self.beforehand is not None
+        unsure = unsure or self._states.gradients.some_away
         if not self._unhooked.without or kind is None or root is None or unsure or self._is_watched(kind):
             return
         self._end_step()
@@ -619,7 +623,7 @@ class TrainingRun(RunFigures, Director, Conductor):
         self._rested(rest.ends())
         if rest.excess_bytes:
             self.steps[-1] = replace(self.steps[-1], mismatches=1)
-            self._surprises.memory(rest.excess_bytes)
+            self._surprises.memory(rest.excess_bytes, of_process=self.device.type == "cpu")
         if not rest.goes_on:
             self._wake()
 
@@ -647,7 +651,7 @@ class TrainingRun(RunFigures, Director, Conductor):
             was.ran += 1
         if excess_bytes := self._unhooked.ended(self._current):
             self._mismatches += 1
-            self._surprises.memory(excess_bytes)
+            self._surprises.memory(excess_bytes, of_process=self.device.type == "cpu")
             self._learner.met_kinds.held_more(self._key, was, saved)
         step_ns, counters = self._end_ns - self._begin_ns, self._executor.counters
         step = figures.of_step(self._mode, step_ns, counters, self._mismatches, checked=not without)

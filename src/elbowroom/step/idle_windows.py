@@ -5,8 +5,10 @@ outlives the step, the time from its last use to its first in the next step coun
 carried out in parts. Then a part uses all its states from its first op to its last. Only these states may be away.
 A gradient has several: from the end of each accumulation to its next use. That use must be another accumulation or a
 part. The runtime gets control at both, and no other code has asked for the gradient, but for what hands it out in
-parts. It has one more after its last part: released_gradients.py. A parameter has a window between any two of its uses,
-but for those in the same part of an optimizer's step. The runtime must get control at each op that reads or writes it.
+parts. A gradient that outlives the step, such as that of a net which another optimizer steps, has one from its last
+accumulation to its first in the next step. It has one more after its last part: released_gradients.py.
+A parameter has a window between any two of its uses, but for those in the same part of an optimizer's step. The runtime
+must get control at each op that reads or writes it.
 """
 
 from __future__ import annotations
@@ -61,7 +63,7 @@ def state_windows(trace: Trace, step: Step, at_ns: list[int], stays: list[bool])
         if stays[storage]:
             idle_ns = at_ns[-1] - at_ns[last[storage] + 1 - step.first_op] + at_ns[first[storage] - step.first_op]
             _note(longest, idle_ns, last, storage, first[storage])
-    by_parts = (*_of_gradients(trace, step), *_of_parameters(trace, step, stays))
+    by_parts = (*_of_gradients(trace, step, stays), *_of_parameters(trace, step, stays))
     found = [*(window for _, window in longest.values()), *by_parts]
     return sorted(found, key=lambda window: (window.idle_from, window.storage))
 
@@ -71,14 +73,16 @@ def parts_of(trace: Trace, step: Step) -> tuple[Part, ...]:
     return tuple(p for p in trace.parts if step.first_op <= p.first_op and p.end_op <= step.end_op)
 
 
-def _of_gradients(trace: Trace, step: Step) -> Iterator[Window]:
+def _of_gradients(trace: Trace, step: Step, stays: list[bool]) -> Iterator[Window]:
     """Yield the windows from each accumulation to its gradient's next use, if the runtime gets control there."""
     inside = [part for part in parts_of(trace, step) if part.kind not in OF_ONE_OP]
     handed = {op.first_op for op in parts_of(trace, step) if op.kind == "handed"}
     written: dict[int, list[Part]] = {}
     for part in inside:
-        for storage in part.storages if part.kind == "accumulation" else ():
-            written.setdefault(storage, []).append(part)
+        for storage in part.storages:
+            # a part of the optimizer's step may come before another backward pass that adds to the gradient
+            if part.kind == "accumulation" or (storage in written and trace.storages[storage].category == "gradient"):
+                written.setdefault(storage, []).append(part)
     begin_of = {op: part.first_op for part in inside for op in range(part.first_op, part.end_op)}
     used = ops_using(trace, step, set(written))
     for storage, parts in written.items():
@@ -88,6 +92,9 @@ def _of_gradients(trace: Trace, step: Step) -> Iterator[Window]:
             next_use = begin_of.get(op) if op is not None else following.first_op if following is not None else None
             if next_use is not None and next_use > part.end_op:
                 yield Window(storage, part.end_op, next_use)
+        after = bisect_left(used[storage], parts[-1].end_op)
+        if stays[storage] and after == len(used[storage]) and used[storage][:1] >= [parts[0].first_op]:
+            yield Window(storage, parts[-1].end_op, parts[0].first_op)
 
 
 def _of_parameters(trace: Trace, step: Step, stays: list[bool]) -> Iterator[Window]:

@@ -360,6 +360,11 @@ def why_kept(step: LastStep, n: int) -> str | None:
     return None
 
 
+def is_lasting(step: LastStep, storage: int) -> bool:
+    """Return whether a storage is allocated all through the step."""
+    return not step.born[storage] and int(step.gone[storage]) == len(step.level)
+
+
 def allocated_at(step: LastStep, point: int) -> Ints:
     """Ids of the storages that are allocated at a point when every storage is kept."""
     return np.nonzero((step.born <= point) & (point < step.gone))[0].astype(np.int64)

@@ -1,9 +1,10 @@
 """Released gradients: a gradient that no op uses any more may be away until the training frees it.
 
-A part of an optimizer's step is the last to use its gradients. `zero_grad` frees them: later in the step, between two
-steps, or in the next step before backward makes new ones. So such a window ends where the bytes would have been freed,
-and nothing is copied back. In the last case the trace has two storages: the gradient of this step, and that of the
-step before, which it frees. Both are away, each on its side of the step's end.
+A part of an optimizer's step is the last to use its gradients. Or it is an accumulation, as in adversarial nets: the
+generator's backward pass adds to gradients of the discriminator that no optimizer uses. `zero_grad` frees them: later
+in the step, between two steps, or in the next step before backward makes new ones. So such a window ends where the
+bytes would have been freed, and nothing is copied back. In the last case the trace has two storages: the gradient of
+this step, and that of the step before, which it frees. Both are away, each on its side of the step's end.
 """
 
 from __future__ import annotations
@@ -11,7 +12,7 @@ from __future__ import annotations
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 
-from elbowroom.step.idle_windows import Window, ops_using, parts_of
+from elbowroom.step.idle_windows import OF_ONE_OP, Window, ops_using, parts_of
 from elbowroom.trace import Part, Step, Trace
 
 
@@ -48,7 +49,7 @@ def replaced_gradients(trace: Trace, step: Step, lives: Lives) -> dict[int, int]
 def released_windows(
     trace: Trace, step: Step, lives: Lives, point_of: Sequence[int], replaced: Mapping[int, int]
 ) -> Iterator[Window]:
-    """Yield the windows from the last part that uses a gradient until it is freed.
+    """Yield the windows from the last part or accumulation that uses a gradient until it is freed.
 
     Args:
         trace: the trace.
@@ -72,10 +73,10 @@ def released_windows(
 
 
 def _last_parts(trace: Trace, step: Step) -> dict[int, Part]:
-    """Return by gradient the last part of an optimizer's step that uses it."""
+    """Return by gradient the last part of an optimizer's step, or accumulation, that uses it."""
     return {
         storage: part
         for part in parts_of(trace, step)
-        for storage in (part.storages if part.kind == "optimizer" else ())
+        for storage in (() if part.kind in OF_ONE_OP else part.storages)
         if trace.storages[storage].category == "gradient"
     }

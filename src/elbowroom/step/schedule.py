@@ -25,8 +25,9 @@ from elbowroom.errors import InvalidPlan
 from elbowroom.machine import TierName
 from elbowroom.plan import Plan
 from elbowroom.step.check import check_step
-from elbowroom.step.last_step import LastStep, last_step, listed
+from elbowroom.step.last_step import LastStep, is_lasting, last_step, listed
 from elbowroom.step.moves import Moves, in_order_of_need, moves_of_plan, need, tiers_of_plan, waits
+from elbowroom.step.states_of_others import idle_storages
 from elbowroom.trace import Part, Trace
 
 
@@ -75,6 +76,9 @@ class Schedule:
         saved: per save of the step, the (size_bytes, dtype) that the run must find.
         parts: the states of each part; empty if optimizers' steps are carried out whole.
         on_part: by (part, whether it ends there), what to do.
+        accumulated: per accumulation, the (size_bytes, dtype) of its gradient.
+        lasting: the accumulations whose gradient is there before the step, and outlives it.
+        idle_bytes: bytes of states and gradients that the step neither uses nor frees, as others do.
         gradients: the gradient of each accumulation; empty if no gradient is swapped.
         on_gradient: by (accumulation, whether it ends there), what to do.
         released: the gradients of each part, that nothing uses after it; empty if none is swapped there.
@@ -94,6 +98,9 @@ class Schedule:
     saved: tuple[tuple[int, str], ...]
     parts: tuple[tuple[StateSlot, ...], ...] = ()
     on_part: Mapping[tuple[int, bool], Action] = field(default_factory=dict[tuple[int, bool], Action])
+    accumulated: tuple[tuple[int, str], ...] = ()
+    lasting: frozenset[int] = frozenset()
+    idle_bytes: int = 0
     gradients: tuple[StateSlot, ...] = ()
     on_gradient: Mapping[tuple[int, bool], Action] = field(default_factory=dict[tuple[int, bool], Action])
     released: tuple[tuple[StateSlot, ...], ...] = ()
@@ -141,6 +148,7 @@ def compile_schedule(trace: Trace, plan: Plan, waiting: Mapping[int, int] | None
     needed = need(step, moves)
     peak = int(needed.max())
     at = actions(step, moves, waits(step, moves, needed, peak) if waiting is None else waiting)
+    known, written = trace.storages, [part.storages[0] for part in step.accumulations]
     return Schedule(
         peak_allocated_bytes=peak,
         swapped=tuple(moves.n.tolist()),
@@ -151,6 +159,9 @@ def compile_schedule(trace: Trace, plan: Plan, waiting: Mapping[int, int] | None
         saved=_saved(step),
         parts=_slots_of_parts(step, moves),
         on_part=_at_borders(step.parts, at),
+        accumulated=tuple((known[s].size_bytes, known[s].dtype) for s in written),
+        lasting=frozenset(j for j, s in enumerate(written) if is_lasting(step, s)),
+        idle_bytes=sum(known[s].size_bytes for s in idle_storages(step)),
         gradients=_slots_of_gradients(step, moves),
         on_gradient=_at_borders(step.accumulations, at),
         released=_slots_of_released(step, moves),

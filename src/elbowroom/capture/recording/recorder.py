@@ -223,6 +223,11 @@ class Recorder:
         """Note a gradient that is away where the recording begins."""
         self._note(Note("absent", entry, (RecordedBlock(0, entry.size_bytes, dtype_name(dtype)),)))
 
+    def others(self, storages: Iterable[torch.UntypedStorage]) -> None:
+        """Note states and gradients on the device that may leave before the step, if nothing in it uses them."""
+        blocks = tuple(RecordedBlock(each.data_ptr(), each.nbytes(), "") for each in storages)
+        self._note(Note("others", blocks=blocks))
+
     def used(self, parameters: Iterable[tuple[torch.UntypedStorage, torch.dtype]]) -> None:
         """Note that the op that begins uses the bytes of these parameters."""
         self._note(Note("used", blocks=_blocks(parameters)))

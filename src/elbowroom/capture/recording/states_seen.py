@@ -6,6 +6,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from typing import final
 
+from elbowroom.capture.recording.profiler_stream import RecordedBlock
 from elbowroom.trace import Category, Part, PartKind
 
 _KINDS: dict[Category, PartKind] = {"optimizer_state": "optimizer", "gradient": "accumulation", "parameter": "use"}
@@ -29,10 +30,12 @@ class StatesSeen:
 
     Attributes:
         away: storages that have left and are not back.
+        before: by identity of an entry, what was away before the recording and has no storage yet.
     """
 
     def __init__(self) -> None:
         self.away: set[int] = set()
+        self.before: dict[int, RecordedBlock] = {}
         self._first_op = 0
         self._parts: list[_Seen] = []
         self._absent: dict[int, int] = {}
