@@ -145,6 +145,22 @@ def test_the_limit_that_a_refusal_names_is_enough_where_the_script_loads_data_be
     assert (done.returncode, done.stdout) == (0, "step\n" * 4), done.stderr
 
 
+def test_a_process_that_its_limit_has_ended_names_the_limit_that_is_enough(script: Path, tmp_path: Path) -> None:
+    # given a limit that leaves no room for a capture next to the training, and a request that goes beyond it
+    script.write_text(SCRIPT + "\n" + "import atexit; atexit.register(print, 'trained')\n")
+    refused = run_in_group(python("-m", "elbowroom", "run", str(script)), tmp_path, 430 * MIB)
+    assert (refused.returncode, refused.stdout) == (1, ""), refused.stderr
+    # when it says two limits: one for the last request alone, and one for all
+    alone, enough = (int(each) for each in re.findall(r"limit of at least .+ \((\d+) bytes\)", refused.stderr))
+    assert alone < enough
+    assert "a capture of the script says that its steps need" in refused.stderr
+    done = run_in_group(python("-m", "elbowroom", "run", str(script)), tmp_path, enough)
+    # then the second one trains, and nothing is left of the looking
+    assert done.returncode == 0, done.stderr
+    assert done.stdout.endswith("trained\n")
+    assert [path.name for path in tmp_path.iterdir() if path.name.startswith("elbowroom-")] == []
+
+
 # 600 layers of 1 MiB each: reading what was recorded of a step takes more memory than training with all of them away.
 DEEP = SCRIPT.replace("for _ in range(16):", "for _ in range(600):").replace("16 * 1024, 512", "512, 512")
 

@@ -8,15 +8,16 @@ import os
 import sys
 import time
 from collections.abc import Callable, Sequence
-from contextlib import AbstractContextManager, nullcontext
+from contextlib import AbstractContextManager, nullcontext, suppress
 from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from elbowroom.cli import choosing, failures, launch, merged_figures, output, started
 from elbowroom.cli.answer_types import RunAnswer
+from elbowroom.cli.ending import Ending
 from elbowroom.cli.run_settings import DEFAULTS, RunSettings, settings_of
-from elbowroom.errors import UsageError
+from elbowroom.errors import Infeasible, UsageError
 from elbowroom.hardware.launched_rank import launched_rank
 from elbowroom.hardware.ram import hard_limits
 from elbowroom.plan import Plan
@@ -99,14 +100,10 @@ def execute(arguments: argparse.Namespace) -> int:
     asked, begun_s, process = arguments.json, time.time(), os.getpid()
     _own_files(arguments)
     shown = _live(arguments, command)
+    ending = Ending()
     room = _room(arguments, settings)
     children = started.Children()
-    with launch.as_python_would(command) as outcome, room as inside:
-        outcome.room = inside
-        _run_of(inside).ends_process = True
-        with shown(_run_of(inside)):
-            _check(inside, command, arguments.check, may_be_short=_may_be_short(inside, settings.budget))
-            launch.execute(command, outcome)
+    outcome = _trained(room, command, shown, arguments, settings, ending)
     children.close()
     code = outcome.exit_code()
     _leave_fork(process, code)
@@ -127,6 +124,30 @@ def execute(arguments: argparse.Namespace) -> int:
     if isinstance(asked, str):
         merged_figures.merge(asked, launched_rank(), begun_s)
     return code
+
+
+def _trained(
+    room: AbstractContextManager[Room],
+    command: launch.Command,
+    shown: Shown,
+    arguments: argparse.Namespace,
+    settings: RunSettings,
+    ending: Ending,
+) -> launch.ScriptEnd:
+    """Run the script in a room; return how it ended."""
+    with launch.as_python_would(command) as outcome:
+        try:
+            with room as inside:
+                outcome.room = inside
+                _run_of(inside).ends_process = True
+                with shown(_run_of(inside)):
+                    _check(inside, command, arguments.check, may_be_short=_may_be_short(inside, settings.budget))
+                    launch.execute(command, outcome)
+        except Infeasible as refused:
+            if arguments.check is not False and not launched_rank().of_many:
+                ending.become(_looking_later(outcome.room, command, refused.exit_code))
+            raise
+    return outcome
 
 
 def _leave_fork(process: int, code: int) -> None:
@@ -227,6 +248,21 @@ def _check(room: Room, command: launch.Command, asked: bool | None, *, may_be_sh
         raise child.refusal(verdict)
     if asked or (verdict.refuses and _run_of(room).device.type == "cuda"):
         _say(verdict)
+
+
+def _looking_later(room: Room | None, command: launch.Command, exit_code: int) -> Sequence[str]:
+    """Return a command that looks for the limit that is enough, if a hard limit has ended the training; else none."""
+    limits = hard_limits()
+    if room is None or not all(limit.kills and limit.limit_bytes >= CAPTURE_BYTES for limit in limits):
+        return ()
+    from elbowroom.run.least_limit import command_of
+
+    path, module = (None, command.target) if command.is_module else (command.target, None)
+    with suppress(UsageError):
+        asked = _run_of(room).limit_question(path, module, command.arguments)
+        if asked is not None:
+            return command_of(asked[0], _run_of(room).machine, asked[1], exit_code)
+    return ()
 
 
 def _may_be_short(room: Room, budget: str) -> bool:

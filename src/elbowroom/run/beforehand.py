@@ -271,7 +271,7 @@ def main(folder: str) -> None:
     with suppress(OSError):  # if memory is short, the training goes on
         Path("/proc/self/oom_score_adj").write_text(FIRST_KILLED, encoding="ascii")
     try:
-        verdict = _answer(question, Machine.load(Path(folder, "machine.json")))
+        verdict = answer(question, Machine.load(Path(folder, "machine.json")))
     except Exception as problem:  # noqa: BLE001  whatever fails here is no answer
         verdict = Verdict(why=str(problem) if isinstance(problem, ElbowroomError) else repr(problem))
     _write(Path(folder), verdict)
@@ -284,7 +284,8 @@ def _end_with_input(folder: str) -> None:
     os._exit(1)
 
 
-def _answer(question: Question, machine: Machine) -> Verdict:
+def answer(question: Question, machine: Machine) -> Verdict:
+    """Capture the script, and plan it."""
     how: Any = {
         "machine": machine,
         "module": question.module,

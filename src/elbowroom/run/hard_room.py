@@ -40,6 +40,18 @@ class Needs(NamedTuple):
     captured_bytes: int
 
 
+class UnsureLimit(NamedTuple):
+    """Limit that a refusal named from one request for memory.
+
+    Attributes:
+        named_bytes: the limit.
+        besides_bytes: what the limit has to leave besides the storages of a step.
+    """
+
+    named_bytes: int
+    besides_bytes: int
+
+
 @final
 class HardRoom:
     """What storages may hold below a hard limit.
@@ -56,6 +68,7 @@ class HardRoom:
         self._given_bytes = given_bytes
         self._room_bytes = self._nodes = self._left_bytes = self._begun_bytes = 0
         self._once = Once()
+        self._named_bytes = 0
 
     def read(self, recorder: Recorder, tier: TierName, machine: Machine) -> StepRead | None:
         """Read a recording in a child, and throw it away here. None if there is no room for that."""
@@ -144,7 +157,17 @@ class HardRoom:
         """Return what to raise for an error that a refused request for memory caused; None for any other error."""
         captured = self._limit_for(needs.captured_bytes) if needs.captured_bytes else 0
         least = LeastLimit(max(needs.seen_bytes, captured), is_captured=captured > needs.seen_bytes)
-        return self._guard.refusal(problem, budget_bytes, least if least.limit_bytes else None)
+        found = self._guard.refusal(problem, budget_bytes, least if least.limit_bytes else None)
+        if found is not None and not needs.captured_bytes:
+            self._named_bytes = self._guard.limit.limit_bytes + found.least_feasible_bytes - budget_bytes
+        return found
+
+    @property
+    def unsure(self) -> UnsureLimit | None:
+        """The limit that the last refusal named, if no capture has said what steps need; else None."""
+        if not self._begun_bytes or not self._named_bytes:
+            return None
+        return UnsureLimit(self._named_bytes, self._guard.limit.limit_bytes + FIRST_STEP_BYTES - self._begun_bytes)
 
     def begins(self) -> None:
         """Note what the first step may hold where it begins: the script has loaded its libraries and its data."""

@@ -24,7 +24,7 @@ from elbowroom.run.conv_algorithms import LayerChoices
 from elbowroom.run.forked import NoRoom
 from elbowroom.run.frugal import Frugal
 from elbowroom.run.given_plan import GivenPlan, warn_of_peak
-from elbowroom.run.hard_room import HardRoom, Needs
+from elbowroom.run.hard_room import HardRoom, Needs, UnsureLimit
 from elbowroom.run.kind_totals import beyond
 from elbowroom.run.met_kinds import MetKinds
 from elbowroom.run.options import live_modules
@@ -181,6 +181,11 @@ class Learner:
         """Follow a plan of a capture of the script from the first step on, made for these settings of the allocator."""
         self.machine = replace(self.machine, allocator=allocator)
         self._captured = replace(known_of(trace, course, self.machine, self.budget_bytes), is_captured=True)
+
+    @property
+    def unsure_limit(self) -> UnsureLimit | None:
+        """The hard limit that a refusal named from one request for memory; None if there is no such refusal."""
+        return None if self._held_to is None else self._held_to.unsure
 
     def refused_beforehand(self, found: Infeasible) -> Infeasible:
         """Return the refusal of a capture, with the hard limit that is too low named."""

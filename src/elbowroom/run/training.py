@@ -51,8 +51,8 @@ from elbowroom.errors import Infeasible, UsageError
 from elbowroom.notices import LOGGER, warn, warn_once
 from elbowroom.run import account as figures
 from elbowroom.run.allocator_limit import AllocatorLimit
-from elbowroom.run.beforehand import Child, Verdict
-from elbowroom.run.hard_room import Needs
+from elbowroom.run.beforehand import Child, Question, Verdict
+from elbowroom.run.hard_room import Needs, UnsureLimit
 from elbowroom.run.hook_sampling import Unhooked
 from elbowroom.run.kind_totals import beyond
 from elbowroom.run.learner import Learner
@@ -142,6 +142,17 @@ class TrainingRun(RunFigures, Director, Conductor):
         question = replace(self._learner.question(path, module, arguments), allocators=others)
         self.beforehand = Child(question, self.machine)
         return self.beforehand
+
+    def limit_question(
+        self, path: str | None, module: str | None, arguments: Sequence[str]
+    ) -> tuple[Question, UnsureLimit] | None:
+        """Return what to ask of a capture once a hard limit has ended the training; None if its refusal knows all.
+
+        Raises:
+            UsageError: a capture cannot answer for the settings of this run.
+        """
+        unsure = self._learner.unsure_limit
+        return None if unsure is None else (self._learner.question(path, module, arguments), unsure)
 
     def begin_with(self, verdict: Verdict) -> None:
         """Follow a plan that was made beforehand from the first step on."""
