@@ -21,7 +21,7 @@ from elbowroom.step.last_step import LastStep
 
 ROUNDS = ((6, 150), (3, 150), (1, 400))
 """Per round, how many chains go on, and how many changes each makes."""
-ROUNDS_NEAR = ((6, 150), (2, 150), (1, 400))
+ROUNDS_NEAR = ((5, 150), (2, 150), (1, 400))
 """The same where choices begin with plans for other budgets."""
 UPHILL = (3e-3, 1e-3, 3e-4, 1e-4)
 """Shares of the step that a change may cost as a rule: at the begin of each round, and at the end of the last."""
