@@ -102,8 +102,8 @@ class Search:
         A ladder of allocated bytes is gone down, from the budget to the first rung where the allocator has room without
         waits. On each rung trials are annealed for allocated bytes alone, and only the best are counted. From all of
         these annealing goes on for both. If only trials with waits are found, it begins once more, for those without.
-        Where no trial of a rung is within the budget, it goes on from what reserves least too, or ends there if that
-        needs far more.
+        Where no trial of a rung is within the budget, the search ends there if what reserves least needs far more. If
+        annealing finds none either, it goes on from what reserves least.
 
         Args:
             budget_bytes: reserved bytes.
@@ -115,10 +115,9 @@ class Search:
         """
         counted = [(scale, scale.counted(each, over)) for scale, each in near]
         counted += self._down_the_ladder(budget_bytes, least_bytes, over, enough_ns)
-        if all(each.over_bytes for _, each in counted):
-            if (least := frugalest()) is None:
-                return []
-            counted.append((least[0], least[0].counted(least[1], over)))
+        least = frugalest() if all(each.over_bytes for _, each in counted) else None
+        if least is None and all(each.over_bytes for _, each in counted):
+            return []
         effort, rounds = effort_of(self._asked) * EFFORT_WITHIN, ROUNDS_NEAR if near else ROUNDS
         go_on = partial(annealed, enough_ns=enough_ns, effort=effort, rounds=rounds)
         chains = go_on(first_chains(counted, over))
@@ -127,7 +126,10 @@ class Search:
         driven = chains if any(each.best for each in chains) and not _any_within(chains) else []
         if driven:
             chains = go_on(first_chains(counted, over, against_waits=True))
-        return _ends([*driven, *(chains if _any_within(chains) else go_on(chains))])
+        found = [*driven, *(chains if _any_within(chains) else go_on(chains))]
+        if least is not None and not any(each.best for each in found):
+            found += go_on(first_chains([(least[0], least[0].counted(least[1], over))], over))
+        return _ends(found)
 
     def _down_the_ladder(self, budget_bytes: int, least_bytes: int, over: Over, enough_ns: int) -> Iterator[Start]:
         """Yield the best trials of each rung, counted, down to the first rung that has one without waits."""
