@@ -40,32 +40,36 @@ class Nets:
         return (self.judges(made) - 1).square().mean()
 
 
-def zeroed_before_backward(nets: Nets) -> Tensor:
-    """The backward pass of the generator adds to gradients of the discriminator, which it then drops."""
+def judged(nets: Nets) -> tuple[Tensor, Tensor]:
+    """Train the discriminator; return what the generator made, and the loss."""
     made = nets.makes(nets.noise)
     loss = nets.judge_loss(made)
     nets.of_judges.zero_grad()
     loss.backward()
     nets.of_judges.step()
-    other = nets.make_loss(made)
+    return made, loss
+
+
+def made_better(nets: Nets, made: Tensor) -> Tensor:
+    """Train the generator; return the loss."""
+    loss = nets.make_loss(made)
     nets.of_makes.zero_grad()
-    other.backward()
+    loss.backward()
     nets.of_makes.step()
-    return torch.stack([loss, other])
+    return loss
+
+
+def zeroed_before_backward(nets: Nets) -> Tensor:
+    """The backward pass of the generator adds to gradients of the discriminator, which it then drops."""
+    made, loss = judged(nets)
+    return torch.stack([loss, made_better(nets, made)])
 
 
 def frozen(nets: Nets) -> Tensor:
     """The discriminator has no gradients while the generator trains."""
-    made = nets.makes(nets.noise)
-    loss = nets.judge_loss(made)
-    nets.of_judges.zero_grad()
-    loss.backward()
-    nets.of_judges.step()
+    made, loss = judged(nets)
     nets.judges.requires_grad_(False)
-    other = nets.make_loss(made)
-    nets.of_makes.zero_grad()
-    other.backward()
-    nets.of_makes.step()
+    other = made_better(nets, made)
     nets.judges.requires_grad_(True)
     return torch.stack([loss, other])
 

@@ -146,8 +146,7 @@ def pareto(
     asked.setdefault("time_limit_s", EFFORT_S)
     lower, watch = below_device(machine, parse_budget(budget)), asked.pop("watch", None)
     for planner in planners:
-        request = requested(planner, options=options, **asked)
-        ask = asking(trace, machine, lower, request, watch=watch, shared={})
+        ask = asking(trace, machine, lower, requested(planner, options=options, **asked), watch=watch, shared={})
         found += _points(_sampled(ask.weigh, kept.peak_reserved_bytes, count, watch))
     return Pareto(
         trace_id=trace.id,

@@ -25,7 +25,7 @@ from elbowroom.engine.entries import Entry, Happening
 from elbowroom.errors import CaptureError
 from elbowroom.machine import Machine, TierName
 from elbowroom.step.handed_gradients import with_handed
-from elbowroom.step.states_of_others import without_storages
+from elbowroom.step.states_of_others import without_unused
 from elbowroom.timeline import Timeline
 from elbowroom.trace import Category, Event, Op, Phase, Step, Trace
 
@@ -344,9 +344,7 @@ class Assembly:
             saved.dropped = True
             self._maybe_over(saved)
             return
-        storage = self._states.of(note.entry)
-        if storage is None:
-            storage = self._was_away(note)
+        storage = self._state_of(note)
         if storage is not None and storage in self._states.away:  # it was freed while it was away
             self._states.away.discard(storage)
             self._event(storage, -1)
@@ -379,26 +377,17 @@ class Assembly:
         if self._states.of(note.entry) is None:  # else it has left in this recording
             self._states.before[id(note.entry)] = note.blocks[0]
 
-    def _was_away(self, note: Note) -> int | None:
-        """Return the storage of a gradient that was away before the recording; None if it is no such gradient."""
-        block = self._states.before.pop(id(note.entry), None)
-        if block is None:
-            return None
-        storage = self._new(block, "gradient", first=True)
-        self._changes.pop()  # it was not on the device
-        self._states.left(note.entry, storage)
+    def _state_of(self, note: Note) -> int | None:
+        """Return the storage of what was away; None for what left before the recording, but for noted gradients."""
+        storage, block = self._states.of(note.entry), self._states.before.pop(id(note.entry), None)
+        if storage is None and block is not None:
+            storage = self._new(block, "gradient", first=True)
+            self._changes.pop()  # it was not on the device
+            self._states.left(note.entry, storage)
         return storage
 
     def _on_others(self, note: Note) -> None:
         self._others.update(self._resolve(block) for block in note.blocks)
-
-    def _without_others(self, trace: Trace) -> Trace:
-        """Return the trace without what was noted as of others, and neither used nor freed."""
-        used = {storage for op in trace.ops for storage in (*op.reads, *op.writes)}
-        used.update(storage for part in trace.parts for storage in part.storages)
-        used.update(save.storage for save in trace.saves)
-        used.update(event.storage for event in trace.events if event.size_bytes < 0)
-        return without_storages(trace, self._others - used)
 
     def _on_used(self, note: Note) -> None:
         """Note a use of parameters: one that was away when the op began has no address among its arguments."""
@@ -422,9 +411,7 @@ class Assembly:
 
     def _on_state_came(self, note: Note) -> None:
         block = note.blocks[0]
-        storage = self._states.of(note.entry)
-        if storage is None:
-            storage = self._was_away(note)
+        storage = self._state_of(note)
         if storage is None:
             storage = len(self._storages)
             self._storages.append(StorageDraft(block.size_bytes, "optimizer_state", "", from_stream=False))
@@ -496,7 +483,7 @@ class Assembly:
             if lines
             else (),
         )
-        found = self._without_others(found) if self._others else found
+        found = without_unused(found, self._others)
         # gradients that code read leave again only where operators are seen, as uses of parameters are
         return with_handed(found) if any(part.kind == "use" for part in found.parts) else found
 

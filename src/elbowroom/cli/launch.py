@@ -35,6 +35,16 @@ class Command:
         """Name of the script in answers."""
         return f"-m {self.target}" if self.is_module else self.target
 
+    @property
+    def path(self) -> str | None:
+        """Path of the script; None if it is a module."""
+        return None if self.is_module else self.target
+
+    @property
+    def module(self) -> str | None:
+        """Dotted name of the module; None if it is a script."""
+        return self.target if self.is_module else None
+
     @classmethod
     def of(cls, words: Sequence[str], *, is_module: bool) -> Command:
         """Split a command line; a "--" before the script, or directly after it, is not the script's.

@@ -235,9 +235,8 @@ def _check(room: Room, command: launch.Command, asked: bool | None, *, may_be_sh
     """
     if asked is False or (asked is None and (launched_rank().of_many or not may_be_short)):
         return
-    path, module = (None, command.target) if command.is_module else (command.target, None)
     try:
-        child = _run_of(room).ask_beforehand(path, module, command.arguments)
+        child = _run_of(room).ask_beforehand(command.path, command.module, command.arguments)
     except UsageError:
         if asked:
             raise
@@ -257,9 +256,8 @@ def _looking_later(room: Room | None, command: launch.Command, exit_code: int) -
         return ()
     from elbowroom.run.least_limit import command_of
 
-    path, module = (None, command.target) if command.is_module else (command.target, None)
-    with suppress(UsageError):
-        asked = _run_of(room).limit_question(path, module, command.arguments)
+    with suppress(UsageError, OSError, MemoryError):  # the refusal is what has to be said
+        asked = _run_of(room).limit_question(command.path, command.module, command.arguments)
         if asked is not None:
             return command_of(asked[0], _run_of(room).machine, asked[1], exit_code)
     return ()

@@ -66,9 +66,8 @@ class HardRoom:
         self._guard = guard
         self._residence = residence
         self._given_bytes = given_bytes
-        self._room_bytes = self._nodes = self._left_bytes = self._begun_bytes = 0
+        self._room_bytes = self._nodes = self._left_bytes = self._begun_bytes = self._named_bytes = 0
         self._once = Once()
-        self._named_bytes = 0
 
     def read(self, recorder: Recorder, tier: TierName, machine: Machine) -> StepRead | None:
         """Read a recording in a child, and throw it away here. None if there is no room for that."""
@@ -167,7 +166,12 @@ class HardRoom:
         """The limit that the last refusal named, if no capture has said what steps need; else None."""
         if not self._begun_bytes or not self._named_bytes:
             return None
-        return UnsureLimit(self._named_bytes, self._guard.limit.limit_bytes + FIRST_STEP_BYTES - self._begun_bytes)
+        return UnsureLimit(self._named_bytes, self._besides_bytes)
+
+    @property
+    def _besides_bytes(self) -> int:
+        """What the limit has to leave besides the storages of a first step, once one has begun."""
+        return self._guard.limit.limit_bytes + FIRST_STEP_BYTES - self._begun_bytes
 
     def begins(self) -> None:
         """Note what the first step may hold where it begins: the script has loaded its libraries and its data."""
@@ -178,7 +182,7 @@ class HardRoom:
         """Return the limit in bytes that leaves a first step this much for storages; 0 if none has begun."""
         if not self._begun_bytes:
             return 0
-        return self._guard.limit.limit_bytes + max(0, budget_bytes + FIRST_STEP_BYTES - self._begun_bytes)
+        return max(self._guard.limit.limit_bytes, self._besides_bytes + budget_bytes)
 
     def refused_beforehand(self, problem: Infeasible) -> Infeasible:
         """Return the refusal of a capture, which knows of storages alone."""

@@ -22,8 +22,7 @@ from bisect import bisect_left, bisect_right
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from functools import lru_cache
-from operator import attrgetter
-from typing import NamedTuple, final
+from typing import NamedTuple
 
 import numpy as np
 
@@ -31,6 +30,7 @@ from elbowroom.allocator.device_allocator import DeviceAllocator
 from elbowroom.allocator.replay import Event, Replay, replay, run
 from elbowroom.allocator.settings import AllocatorSettings, parse_settings
 from elbowroom.allocator.statistics import most_reserved
+from elbowroom.simulate.step_events import DueEvent, StepBlocks, StepEvents, StepTemplate, in_order
 from elbowroom.step.last_step import Ints, LastStep, listed
 from elbowroom.step.moves import Moves, in_order_of_need
 from elbowroom.step.rebuilds import Beat
@@ -99,19 +99,6 @@ class ReservedCurve(NamedTuple):
     driven: tuple[Driven, ...] = ()
 
 
-class _Due(NamedTuple):
-    """One event of the allocator at a point; `run` is the (rebuild, turn of its recipe) that makes it.
-
-    Among events with the same point and `order`, the smaller `place` comes first.
-    """
-
-    point: int
-    order: int
-    event: Event
-    run: tuple[int, int] = (-1, -1)
-    place: int = 0
-
-
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)
 class Played:
     """The last of some equal steps that were replayed through the allocator.
@@ -124,7 +111,7 @@ class Played:
     allocated: Ints
     reserved: Ints
     most_reserved: int
-    _due: list[_Due]
+    _due: list[DueEvent]
     _levels: Ints
     _driven: tuple[Driven, ...]
 
@@ -164,7 +151,7 @@ def _recorded(step: LastStep, moves: Moves, settings: str) -> ReservedCurve:
     """Return the reserved bytes of a step that keeps everything, after the earlier steps of the trace."""
     before = _before(step, everything=True)
     none = step.point_of[:0]
-    due = sorted([*_inside(step, moves, (none, none, none)), *_emptied(step)], key=_in_order)
+    due = sorted([*_inside(step, moves, (none, none, none)), *_emptied(step)], key=in_order)
     done = replay([*before, *(each.event for each in due)], settings)
     levels = np.concatenate([np.zeros(1, np.int64), done.reserved_bytes])[len(before) :]
     return ReservedCurve(_per_point(step, due, levels), [], [])
@@ -187,8 +174,8 @@ class EqualSteps:
     settings: AllocatorSettings
     count: int
     before: list[Event]
-    due: list[_Due]
-    events: _StepEvents
+    due: list[DueEvent]
+    events: StepEvents
 
     def most_reserved(self, steps: int) -> int:
         """Return the most bytes reserved in some of the steps, without a limit."""
@@ -303,7 +290,7 @@ def equal_steps(step: LastStep, moves: Moves, away: Away, use: AllocatorUse, ste
         use: how the allocator is used.
         steps: number of steps.
     """
-    due = sorted([*_inside(step, moves, away), *_emptied(step)], key=_in_order)
+    due = sorted([*_inside(step, moves, away), *_emptied(step)], key=in_order)
     wrapping = _away_before(step, moves, away)
     wrapping |= {old for new, old in step.replaced.items() if new in wrapping}
     late = _made_in_steps(step) if use.from_first else {}
@@ -311,15 +298,15 @@ def equal_steps(step: LastStep, moves: Moves, away: Away, use: AllocatorUse, ste
     before = _before(step, everything=False, set_up_end=set_up_end)
     before = [*(e for e in before if e != EMPTY and e[1] not in wrapping and e[1] not in late), EMPTY]
     made = [each for storage, each in late.items() if each is not None and storage not in wrapping]
-    template = _Template(step, due)
-    first = _Template(step, sorted([*made, *due], key=_in_order)) if made else template
+    template = StepTemplate(step, due)
+    first = StepTemplate(step, sorted([*made, *due], key=in_order)) if made else template
     return EqualSteps(
         step=step,
         settings=parse_settings(use.settings),
         count=steps,
         before=before,
         due=due,
-        events=_StepEvents(_Blocks(step, before), first, template),
+        events=StepEvents(StepBlocks(step, before), first, template),
     )
 
 
@@ -329,7 +316,7 @@ def _away_before(step: LastStep, moves: Moves, away: Away) -> set[int]:
     return set(listed(step.storage_of(moves.n[moves.wraps & (leaves | ~step.returns[moves.n])])))
 
 
-def _made_in_steps(step: LastStep) -> dict[int, _Due | None]:
+def _made_in_steps(step: LastStep) -> dict[int, DueEvent | None]:
     """Return the gradients and optimizer states that lie there as the step begins, each with where it is used first.
 
     That is None for a gradient that the step frees: the first step of all has none to free.
@@ -337,12 +324,12 @@ def _made_in_steps(step: LastStep) -> dict[int, _Due | None]:
     trace, first_op = step.trace, step.first_op
     inside = (e.storage for e in trace.events if 0 <= e.op < first_op and trace.ops[e.op].phase != "forward")
     found = {storage for storage in inside if step.born[storage] == 0 and step.gone[storage] > 0}
-    late: dict[int, _Due | None] = {storage: None for storage in found if step.gone[storage] < len(step.level)}
+    late: dict[int, DueEvent | None] = {storage: None for storage in found if step.gone[storage] < len(step.level)}
     on = streams_of(trace)
     for op in range(first_op, step.end_op):
         for storage in found.intersection((*trace.ops[op].reads, *trace.ops[op].writes)).difference(late):
             event = ("alloc", storage, int(step.storage_bytes[storage]), *on.get(storage, ()))
-            late[storage] = _Due(int(step.point_of[op - first_op]), COMES, event)
+            late[storage] = DueEvent(int(step.point_of[op - first_op]), COMES, event)
     return late
 
 
@@ -355,17 +342,13 @@ def _set_up_end(trace: Trace) -> int:
     return trace.steps[0].first_op + max(0, forwards[0] - forwards[1])
 
 
-_in_order = attrgetter("point", "order", "place")
-"""Key of the order of events in a step."""
-
-
-def _per_point(step: LastStep, due: Sequence[_Due], levels: Ints) -> Ints:
+def _per_point(step: LastStep, due: Sequence[DueEvent], levels: Ints) -> Ints:
     """Return the bytes at each point; levels[k] are the bytes after the first k events that are due."""
     points = np.array([each.point for each in due], np.int64)
     return levels[np.searchsorted(points, np.arange(len(step.level)), side="right")]
 
 
-def _driven(done: Replay, due: Sequence[_Due], at: Ints) -> Iterator[Driven]:
+def _driven(done: Replay, due: Sequence[DueEvent], at: Ints) -> Iterator[Driven]:
     """Yield the calls to the driver in the last step; at[k] counts the events up to the k-th one that is due."""
     change = np.diff(np.concatenate([np.zeros(1, np.int64), done.reserved_bytes]))
     retried = np.diff(np.concatenate([np.zeros(1, np.int64), done.retries])) > 0
@@ -380,144 +363,7 @@ def _driven(done: Replay, due: Sequence[_Due], at: Ints) -> Iterator[Driven]:
         yield Driven(each.point, asked, freed, count, bool(retried[end - 1]))
 
 
-VERBATIM, ALLOC, FREE, FREE_EARLIER = range(4)
-"""Kinds of events of a template: as it is; a block of the step is allocated, freed; one from before it is freed."""
-
-
-class _Blocks:
-    """Names of blocks over equal steps: the blocks that one step leaves are found by the next, if their sizes agree.
-
-    Args:
-        step: the step that is played.
-        before: events before the first step.
-    """
-
-    def __init__(self, step: LastStep, before: Sequence[Event]) -> None:
-        self._sizes = listed(step.storage_bytes)
-        end = len(step.level)
-        inside = [e for e in step.trace.events if step.first_op <= e.op < step.end_op]
-        self._found = [e.storage for e in inside if e.size_bytes < 0 and step.born[e.storage] == 0]
-        self._left = [e.storage for e in inside if e.size_bytes > 0 and step.gone[e.storage] == end]
-        self._number = 2
-        self._held: dict[int, int] = {}
-        for what, *rest in before:
-            if what == "alloc":
-                self._held[rest[0]] = rest[0]
-            elif what == "free":
-                self._held.pop(rest[0], None)
-
-    @property
-    def held(self) -> dict[int, int]:
-        """Names of the blocks that the next step finds, by their storages; a copy."""
-        return self._held.copy()
-
-    def play(self, template: _Template) -> tuple[list[Event], Ints]:
-        """Return the events of one step, and the number of them up to each one of the template.
-
-        Scratch memory and what recipes make on their way are gone at the end of a step: their names serve each step.
-        """
-        held, shift, events = self._held, self._number * len(self._sizes), template.events.copy()
-        missing = list[int]()
-        for at, kind, key in template.renamed:
-            event = events[at]
-            if kind == ALLOC:
-                events[at] = ("alloc", key + shift, *event[2:])
-            elif kind == FREE:
-                events[at] = ("free", key + shift)
-            elif (name := held.pop(key, None)) is not None:
-                events[at] = ("free", name)
-            else:
-                missing.append(at)
-        held.update((key, key + shift) for key in template.left)
-        ends = np.arange(1, len(events) + 1)
-        for at in reversed(missing):
-            del events[at]
-            ends[at:] -= 1
-        return events, ends
-
-    def next_step(self) -> list[Event]:
-        """Pass blocks on to the next step; return events that free those that no later step would free."""
-        by_size: dict[int, list[int]] = {}
-        for storage in self._left:
-            name = self._held.pop(storage, None)
-            if name is not None:
-                by_size.setdefault(self._sizes[storage], []).append(name)
-        for storage in self._found:
-            same = by_size.get(self._sizes[storage])
-            if same:
-                self._held[storage] = same.pop(0)
-        self._number += 1
-        return [("free", name) for names in by_size.values() for name in names]
-
-
-@final
-class _StepEvents:
-    """The events of equal steps. Those of a step are made once, when the first replay comes to it."""
-
-    def __init__(self, blocks: _Blocks, first: _Template, others: _Template) -> None:
-        self._blocks, self._first, self._others = blocks, first, others
-        self._made: list[_MadeEvents] = []
-
-    def of(self, turn: int) -> _MadeEvents:
-        """Return the events of a step."""
-        while len(self._made) <= turn:
-            events, ends = self._blocks.play(self._others if self._made else self._first)
-            events += self._blocks.next_step()
-            self._made.append(_MadeEvents(events, ends, self._blocks.held))
-        return self._made[turn]
-
-
-class _MadeEvents(NamedTuple):
-    """The events of one of some equal steps.
-
-    Attributes:
-        events: the events.
-        ends: the number of them up to each one that is due in the step.
-        held: storage -> name of its block, for those that the next step finds.
-    """
-
-    events: list[Event]
-    ends: Ints
-    held: Mapping[int, int]
-
-
-class _Template:
-    """Events that are due in a step, sorted once for all equal steps.
-
-    Attributes:
-        events: the events, where those that differ from step to step lack their block's name.
-        renamed: place, kind and storage of each of these.
-        left: storages whose blocks, allocated in the step, it does not free.
-    """
-
-    def __init__(self, step: LastStep, due: Sequence[_Due]) -> None:
-        own, shift = dict[int, None](), len(step.storage_bytes)
-        kinds = list[int]()
-        for each in due:
-            event = each.event
-            if len(event) == 1 or not isinstance(key := event[1], int):
-                kinds.append(VERBATIM)
-            elif event[0] == "alloc":
-                own[key] = None
-                kinds.append(ALLOC)
-            else:
-                kinds.append(FREE if key in own else FREE_EARLIER)
-                own.pop(key, None)
-        self.left = tuple(own)
-        self.events: list[Event] = []
-        self.renamed: list[tuple[int, int, int]] = []
-        for at, (kind, each) in enumerate(zip(kinds, due, strict=True)):
-            event = each.event
-            if kind == VERBATIM:
-                self.events.append(event)
-            elif kind == FREE_EARLIER or event[1] in own:
-                self.events.append(event)
-                self.renamed.append((at, kind, event[1]))
-            else:
-                self.events.append((event[0], event[1] + shift, *event[2:]))
-
-
-def _runs(step: LastStep, moves: Moves, due: list[_Due], levels: Ints) -> tuple[list[int], list[Beat]]:
+def _runs(step: LastStep, moves: Moves, due: list[DueEvent], levels: Ints) -> tuple[list[int], list[Beat]]:
     """Return reserved bytes before each recipe and while it runs; levels[k] are those after the first k events."""
     before: list[int] = []
     beats: list[Beat] = []
@@ -553,13 +399,13 @@ def _before(step: LastStep, *, everything: bool, set_up_end: int = 0) -> Sequenc
     return [*events, EMPTY] if len(early) in empties else events
 
 
-def _emptied(step: LastStep) -> Iterator[_Due]:
+def _emptied(step: LastStep) -> Iterator[DueEvent]:
     """Yield the points at which the training itself empties the cache: after the op before them is done."""
     events = step.trace.events
     for place in step.trace.empties:
         position = events[place - 1].op + 1 if place else 0
         if step.first_op < position <= step.end_op:
-            yield _Due(int(step.point_of[position - step.first_op]), EMPTIES, EMPTY)
+            yield DueEvent(int(step.point_of[position - step.first_op]), EMPTIES, EMPTY)
 
 
 def _back_at(windows: tuple[Ints, Ints, Ints, Ints]) -> set[tuple[int, int]]:
@@ -570,7 +416,7 @@ def _back_at(windows: tuple[Ints, Ints, Ints, Ints]) -> set[tuple[int, int]]:
     return {(storage, end) for storage, begin, end, _ in zip(*map(listed, windows), strict=True) if begin < end}
 
 
-def _inside(step: LastStep, moves: Moves, left: Away) -> Iterator[_Due]:
+def _inside(step: LastStep, moves: Moves, left: Away) -> Iterator[DueEvent]:
     """Yield the step's own events and those that the moves add."""
     away: set[int] = set()
     on = streams_of(step.trace)
@@ -583,9 +429,9 @@ def _inside(step: LastStep, moves: Moves, left: Away) -> Iterator[_Due]:
         for storage, begin, end, place in zip(*map(listed, columns), strict=True):
             if begin < end:
                 if (storage, begin) in back:  # it is back for no longer than this point, and leaves once it is
-                    yield _Due(begin, COMES, ("free", storage), place=len(rank))
+                    yield DueEvent(begin, COMES, ("free", storage), place=len(rank))
                 else:
-                    yield _Due(begin, LEAVES, ("free", storage))
+                    yield DueEvent(begin, LEAVES, ("free", storage))
                 if end >= step.gone[storage]:
                     away.add(storage)
                 elif w == 0:
@@ -596,10 +442,10 @@ def _inside(step: LastStep, moves: Moves, left: Away) -> Iterator[_Due]:
     yield from (due for due, freed in _own(step) if freed not in away)
 
 
-def _comes(step: LastStep, storage: int, point: int, place: int, on: Mapping[int, tuple[int]]) -> _Due:
+def _comes(step: LastStep, storage: int, point: int, place: int, on: Mapping[int, tuple[int]]) -> DueEvent:
     """Return the event of a storage that comes back."""
     event = ("alloc", storage, int(step.storage_bytes[storage]), *on.get(storage, ()))
-    return _Due(point, COMES, event, place=place)
+    return DueEvent(point, COMES, event, place=place)
 
 
 def _back_first(step: LastStep, moves: Moves, left: Away) -> list[int]:
@@ -610,25 +456,25 @@ def _back_first(step: LastStep, moves: Moves, left: Away) -> list[int]:
 
 
 @lru_cache(maxsize=4)
-def _own(step: LastStep) -> list[tuple[_Due, int]]:
+def _own(step: LastStep) -> list[tuple[DueEvent, int]]:
     """Return what the ops of a step allocate and free, each with the storage that it frees, or NONE."""
     on = streams_of(step.trace)
     return [each for op in range(step.first_op, step.end_op) for each in _of_op(step, op, on)]
 
 
-def _of_op(step: LastStep, op: int, on: dict[int, tuple[int]]) -> Iterator[tuple[_Due, int]]:
+def _of_op(step: LastStep, op: int, on: dict[int, tuple[int]]) -> Iterator[tuple[DueEvent, int]]:
     """Yield what an op of the step allocates and frees, each with the storage that it frees, or NONE."""
     for storage, size in step.events_of(op):
         if storage == NONE:
             event: Event = ("alloc", (NONE, op), size) if size > 0 else ("free", (NONE, op))
-            yield _Due(int(step.point_of[op - step.first_op]) + step.scratch[op][0], COMES, event), NONE
+            yield DueEvent(int(step.point_of[op - step.first_op]) + step.scratch[op][0], COMES, event), NONE
         elif size > 0:
-            yield _Due(int(step.born[storage]), COMES, ("alloc", storage, size, *on.get(storage, ()))), NONE
+            yield DueEvent(int(step.born[storage]), COMES, ("alloc", storage, size, *on.get(storage, ()))), NONE
         else:
-            yield _Due(int(step.gone[storage]), COMES, ("free", storage)), storage
+            yield DueEvent(int(step.gone[storage]), COMES, ("free", storage)), storage
 
 
-def _recipes(step: LastStep, moves: Moves) -> Iterator[_Due]:
+def _recipes(step: LastStep, moves: Moves) -> Iterator[DueEvent]:
     """Yield what the recipes allocate and free."""
     on = streams_of(step.trace)
     for r, rebuild in enumerate(moves.rebuilds):
@@ -638,4 +484,4 @@ def _recipes(step: LastStep, moves: Moves) -> Iterator[_Due]:
         for turn, storage, size in rebuild.changes:
             key = storage if storage in stay else (r, storage)
             event: Event = ("alloc", key, size, *on.get(storage, ())) if size > 0 else ("free", key)
-            yield _Due(point, RUNS, event, (r, turn))
+            yield DueEvent(point, RUNS, event, (r, turn))

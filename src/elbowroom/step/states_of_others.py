@@ -6,10 +6,11 @@ others] in engine/gradients.py. A step that is recorded while they are away has 
 
 from __future__ import annotations
 
-from dataclasses import replace
+from collections.abc import Collection
 
 from elbowroom.step.idle_windows import STATES, parts_of
 from elbowroom.step.last_step import LastStep, is_lasting, last_step
+from elbowroom.step.workspaces import without_storages
 from elbowroom.trace import Trace
 
 
@@ -28,11 +29,12 @@ def without_others(trace: Trace) -> Trace:
     return without_storages(trace, movable.intersection(idle_storages(last_step(trace))))
 
 
-def without_storages(trace: Trace, away: set[int]) -> Trace:
-    """Return a trace in which some storages are never allocated."""
-    if not away:
+def without_unused(trace: Trace, others: Collection[int]) -> Trace:
+    """Return a recorded trace without those of some storages that nothing uses, saves or frees."""
+    if not others:
         return trace
-    events = tuple(event for event in trace.events if event.storage not in away)
-    # an emptied cache is noted by the number of events before it
-    counts = (sum(event.storage not in away for event in trace.events[:count]) for count in trace.empties)
-    return replace(trace, events=events, empties=tuple(counts))
+    used = {storage for op in trace.ops for storage in (*op.reads, *op.writes)}
+    used.update(storage for part in trace.parts for storage in part.storages)
+    used.update(save.storage for save in trace.saves)
+    used.update(event.storage for event in trace.events if event.size_bytes < 0)
+    return without_storages(trace, {*others} - used)

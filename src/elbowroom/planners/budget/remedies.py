@@ -60,11 +60,9 @@ class Refused:
             return problem.least_feasible_bytes
         return 1
 
-    def may_help(self, means: Collection[Means]) -> bool:
-        """Whether other means lower the least allocated bytes, as far as there is a quick way to tell."""
-        if self.allocated is None:
-            return True
-        return _less(self.allocated(*_with(self, means)), self.allocated(*_with(self, self.asked.allow)))
+    def least_allocated(self, means: Collection[Means]) -> int | None:
+        """Return the least allocated bytes with these means, if there is a quick way to tell."""
+        return None if self.allocated is None else self.allocated(*_with(self, means))
 
 
 def with_remedies(problem: Infeasible, refused: Refused) -> Infeasible:
@@ -85,10 +83,13 @@ def _means(problem: Infeasible, refused: Refused, until_s: float) -> list[str]:
     """Return lines with the value of --allow for each means that helps, and the least budget with it."""
     given = refused.asked.allow
     others: list[Means] = [each for each in LOOKED_AT if each not in given and _shows(refused.trace, each)]
-    found: list[str] = []
+    present_bytes, found = refused.least_allocated(given) if others else None, list[str]()
     for means in others:
         wanted: tuple[Means, ...] = tuple(each for each in LOOKED_AT if each in given or each == means)
-        if time.monotonic() > until_s or not refused.may_help(wanted):
+        if time.monotonic() > until_s:
+            break
+        allocated_bytes = refused.least_allocated(wanted)
+        if present_bytes is not None and allocated_bytes is not None and not _less(allocated_bytes, present_bytes):
             continue
         least_bytes = refused.least(*_with(refused, wanted))
         if _less(least_bytes, problem.least_feasible_bytes):

@@ -115,8 +115,9 @@ class Search:
         """
         counted = [(scale, scale.counted(each, over)) for scale, each in near]
         counted += self._down_the_ladder(budget_bytes, least_bytes, over, enough_ns)
-        least = frugalest() if all(each.over_bytes for _, each in counted) else None
-        if least is None and all(each.over_bytes for _, each in counted):
+        are_over = all(each.over_bytes for _, each in counted)
+        least = frugalest() if are_over else None
+        if are_over and least is None:
             return []
         effort, rounds = effort_of(self._asked) * EFFORT_WITHIN, ROUNDS_NEAR if near else ROUNDS
         go_on = partial(annealed, enough_ns=enough_ns, effort=effort, rounds=rounds)
