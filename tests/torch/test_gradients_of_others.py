@@ -125,3 +125,20 @@ def test_what_others_have_leaves_before_a_step_whose_plan_has_no_room_for_it(net
     assert_equal(outcome, train(setup, STEPS))
     assert run_of(room).kinds.measured_peak_bytes <= budget
     assert room.beyond_bytes <= MIN_SIZE_BYTES
+
+
+def test_idle_gradients_count_where_one_optimizer_steps() -> None:
+    # given a net with gradients that nothing uses, next to the one that trains
+    def setup() -> Training:
+        nets = Nets()
+        nets.make_loss(nets.makes(nets.noise)).backward()
+        nets.of_judges.zero_grad()
+        return Training(lambda _: judged(nets)[1], [nets.makes, nets.judges], [nets.of_judges])
+
+    # when: all of it has room
+    outcome, room = train_within(setup, STEPS, 2**31, measure=True)
+    # then they are simulated where they are
+    assert_equal(outcome, train(setup, STEPS))
+    assert room.measured is not None
+    assert room.simulated is not None
+    assert abs(room.measured.peak_allocated_bytes - room.simulated.peak_allocated_bytes) < WEIGHT_BYTES

@@ -143,6 +143,11 @@ class Gradients:
         pairs = ((key, self._found_of(key)) for key in here)
         return {key: found.size_bytes for key, found in pairs if found is not None and not found.held}
 
+    def here(self) -> list[torch.UntypedStorage]:
+        """Return the storages of the gradients on the device that may leave, as a step that is recorded begins."""
+        found = (self._found_of(key) for key in self._around if not self._remains(key))
+        return [each.storage for each in found if each is not None and not each.held]
+
     def _remains(self, key: Hashable) -> bool:
         """Whether a gradient is away, or code has asked for it after its optimizer's step."""
         parameter = self._around.of(key)
@@ -236,8 +241,6 @@ class Gradients:
         if recorder is not None:
             here = [key for key in self._around if key not in self._away.entries]
             recorder.classify("gradient", (each for key in here if (each := self._gradient_of(key)) is not None))
-            found = (self._found_of(key) for key in here if not self._remains(key))
-            recorder.others(each.storage for each in found if each is not None and not each.held)
         if known is not None and _carries(known):
             self._place(known)
 

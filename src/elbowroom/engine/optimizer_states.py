@@ -212,8 +212,9 @@ class OptimizerStates:
             self.bring_back(None)
             self._placed_for = None
         recorder = self._conductor.recorder()
-        if recorder is not None and self.in_parts and len(self._met) > 1:
-            recorder.others(found.storage for _, found in self._here(ref() for ref, _ in self._met))
+        if recorder is not None and len(self._met) > 1:  # with one, nothing leaves for its steps
+            states = self._here(ref() for ref, _ in self._met) if self.in_parts else ()
+            recorder.others([*self.gradients.here(), *(found.storage for _, found in states)])
 
     def _here(
         self, optimizers: Iterable[torch.optim.Optimizer | None]
