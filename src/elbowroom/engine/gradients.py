@@ -21,13 +21,14 @@ Where optimizers step in turn, as in adversarial nets, a step begins with gradie
 as the generator's step does to those of the discriminator. Then each has a window from its last accumulation in one
 step to its first in the next. What a step neither uses nor frees is in no trace if it was away where that was recorded.
 It stays away in the planned steps of that kind, or leaves before them, unless the budget has room for it. The order in
-which a step like this one wrote gradients the last time says which are its own.
+which a step like this one wrote gradients the last time says which are its own. With one optimizer nothing leaves for
+this, so what a step does not use is in its trace.
 """
 
 from __future__ import annotations
 
 import weakref
-from collections.abc import Callable, Hashable, Iterable
+from collections.abc import Callable, Container, Hashable, Iterable, Iterator
 from contextlib import suppress
 from typing import final
 
@@ -139,14 +140,14 @@ class Gradients:
             return {}
         if not self._around.installed:
             self._around.install(p for p in reachable_parameters() if not _is_in(self._stay, p))
-        here = (key for key in self._around if key not in own and not self._remains(key))
-        pairs = ((key, self._found_of(key)) for key in here)
-        return {key: found.size_bytes for key, found in pairs if found is not None and not found.held}
+        return {key: found.size_bytes for key, found in self.here(but=own)}
 
-    def here(self) -> list[torch.UntypedStorage]:
-        """Return the storages of the gradients on the device that may leave, as a step that is recorded begins."""
-        found = (self._found_of(key) for key in self._around if not self._remains(key))
-        return [each.storage for each in found if each is not None and not each.held]
+    def here(self, but: Container[Hashable] = ()) -> Iterator[tuple[Hashable, Found]]:
+        """Yield the gradients on the device that may leave between two steps, but for those with some keys."""
+        for key in self._around:
+            found = None if key in but or self._remains(key) else self._found_of(key)
+            if found is not None and not found.held:
+                yield key, found
 
     def _remains(self, key: Hashable) -> bool:
         """Whether a gradient is away, or code has asked for it after its optimizer's step."""
@@ -239,7 +240,7 @@ class Gradients:
             if recorder is not None and (gradient := self._gradient_of(key)) is not None:
                 recorder.absent(entry, gradient.dtype)
         if recorder is not None:
-            here = [key for key in self._around if key not in self._away.entries]
+            here = (key for key in self._around if key not in self._away.entries)
             recorder.classify("gradient", (each for key in here if (each := self._gradient_of(key)) is not None))
         if known is not None and _carries(known):
             self._place(known)

@@ -13,7 +13,7 @@ from __future__ import annotations
 import weakref
 from collections.abc import Callable, Hashable, Iterable, Iterator
 from contextlib import suppress
-from itertools import accumulate
+from itertools import accumulate, chain
 from typing import Any, final
 
 import torch
@@ -214,7 +214,7 @@ class OptimizerStates:
         recorder = self._conductor.recorder()
         if recorder is not None and len(self._met) > 1:  # with one, nothing leaves for its steps
             states = self._here(ref() for ref, _ in self._met) if self.in_parts else ()
-            recorder.others([*self.gradients.here(), *(found.storage for _, found in states)])
+            recorder.others(found.storage for _, found in chain(self.gradients.here(), states))
 
     def _here(
         self, optimizers: Iterable[torch.optim.Optimizer | None]
